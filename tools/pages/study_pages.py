@@ -55,9 +55,7 @@ def update(root: Path) -> list[Path]:
         charts |= dict([beside] if beside else [])
         changed += _draw(root / "docs" / "img", number, charts)
     for page, up in ((root / "docs" / "studies" / "index.md", ""), (root / "README.md", "docs/")):
-        if page.is_file() and update_markers(
-            page, {"studies": overview(found, whole_run(records), up)}
-        ):
+        if page.is_file() and update_markers(page, {"studies": overview(found, records, up)}):
             changed.append(page)
     return changed
 
@@ -140,11 +138,10 @@ def whole_run(found: Mapping[str, Mapping[str, Rows]]) -> str:
     told = f"Timing alone, of all five with `--full`, adds up to {timing / 60:.0f} minutes"
     if not ratios:
         return f"{told}; how long a whole run takes is on record from the next one on."
-    least, most = (timing / 60 * ratio for ratio in (min(ratios), max(ratios)))
     return (
-        f"{told}. Whole runs on record, with compiling, operands and ceilings, took "
-        f"{min(ratios):.1f} to {max(ratios):.1f} times their timing: so all five would take about "
-        f"{least:.0f} to {most:.0f} minutes on a GPU, which is an estimate."
+        f"{told}. A whole run on record, with compiling, operands and ceilings, took "
+        f"{max(ratios):.1f} times its timing: all five would take about "
+        f"{timing / 60 * max(ratios):.0f} minutes on a GPU, which is an estimate."
     )
 
 
@@ -161,20 +158,24 @@ def _kernels(root: Path, number: str) -> str:
     return ", ".join(links)
 
 
-def overview(found: Mapping[str, Mapping[str, Finding]], took: str, up: str) -> str:
+def overview(
+    found: Mapping[str, Mapping[str, Finding]],
+    devices: Mapping[str, Mapping[str, Rows]],
+    up: str,
+) -> str:
     """Return the five documents in a table: question, our answer, verdicts, a chart of each."""
-    lines = ["| document | it asks | our answer, on an H200 | of its claims |", "|---|---|---|---|"]
+    lines = ["| document | it asks | our answer | of its claims |", "|---|---|---|---|"]
     images = []
     for number, one in found.items():
         about = document(number)["study"]
         page = f"{up and 'docs/studies/'}{number}.md"
-        answer = text_of(show.answer(number, one))
+        answer = f"{text_of(show.answer(number, one))} ({next(iter(devices[number]), 'no device')})"
         lines.append(
             f"| [{number}]({page}) | {about['question']} | {answer} | {show.counts(one)} |"
         )
         image = f"{up or '../'}img/study-{number}-cuda-{about['chart']}.svg"
         images += [f"[![{about['title']}]({image})]({page})", ""]
-    return "\n".join([*lines, *(["", took, "", *images] if not up else [])])
+    return "\n".join([*lines, *(["", whole_run(devices), "", *images] if not up else [])])
 
 
 def devices_on_record(evidence: Path, number: str) -> dict[str, Rows]:

@@ -152,7 +152,9 @@ def device_chart(number: str, by_device: Mapping[str, Rows]) -> tuple[str, Chart
         return None
     title = f"Document {number}: times as fast as on other devices"
     below = f"{first}; float32 or float16, as the study has it; geometric means over common cases"
-    return f"study-{number}-devices", Bars(title, below, bars, limit=Mark("alike", 1.0))
+    head = charted.Head(f"study-{number}-devices", title, below)
+    ((head, drawn),) = head.parts([bars], lambda bar: bar.label)
+    return head.name, Bars(title, head.below, drawn, limit=Mark("alike", 1.0))
 
 
 def times_table(number: str, rows: Rows, backend: str) -> TableData:

@@ -97,17 +97,17 @@ def test_the_list_answers_each_question() -> None:
 
 
 def test_two_devices_stand_in_one_table_and_chart(tmp_path: Path) -> None:
-    other = EVIDENCE / "nvidia-h100-80gb-hbm3" / "study-003.jsonl"
+    other = EVIDENCE / "nvidia-h200" / "study-003.jsonl"
     given = ["003", "--show", "--against", str(other), "--out", str(tmp_path)]
     result = CliRunner().invoke(command, given, env={"COLUMNS": "220"})
     assert result.exit_code == 0, result.output
     assert "NVIDIA H100 80GB HBM3" in result.output
-    assert "times as fast as on NVIDIA H100" in " ".join(result.output.split())
-    assert re.search(r"fp16, chosen .* 1\.24 \(6\)", result.output), "the H200 is the faster one"
+    assert "times as fast as on NVIDIA H200" in " ".join(result.output.split())
+    assert re.search(r"fp16, chosen .* 0\.81 \(6\)", result.output), "the H200 is the faster one"
     assert (tmp_path / "study-003-devices.svg").is_file()
     again = ["003", "--show", "--against", str(store.on_record("003")[0]), "--out", str(tmp_path)]
     same = CliRunner().invoke(command, again, env={"COLUMNS": "220"})
-    assert "NVIDIA H200, study-003.jsonl" in " ".join(same.output.split()), same.exception
+    assert "NVIDIA H100 80GB HBM3, study-003.jsonl" in " ".join(same.output.split()), same.exception
     wrong = CliRunner().invoke(command, ["--show", "--against", str(other)])
     assert wrong.exit_code
     assert "one study" in str(wrong.exception)
@@ -121,7 +121,7 @@ def test_only_some_experiments_are_asked_for_by_name(tmp_path: Path) -> None:
 
 def test_the_largest_record_is_shown() -> None:
     paths = store.on_record("003")
-    assert [path.parent.name for path in paths] == ["nvidia-h200", "nvidia-h100-80gb-hbm3"]
+    assert [path.parent.name for path in paths] == ["nvidia-h100-80gb-hbm3", "nvidia-h200"]
 
 
 def test_parameters_are_tuned_on_the_device_at_hand() -> None:

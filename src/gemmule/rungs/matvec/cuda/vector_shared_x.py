@@ -16,7 +16,9 @@ from gemmule.rungs._cuda import rows as by_rows
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    (step,) = by_rows.shared_row_steps("vector_shared_x", "values", "tile")(problem, params, machine)
+    (step,) = by_rows.shared_row_steps("vector_shared_x", "values", "tile")(
+        problem, params, machine
+    )
     return (replace(step, smem=params["tile"] * ITEMSIZE[problem.b]),)
 
 

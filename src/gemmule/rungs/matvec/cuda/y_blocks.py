@@ -58,7 +58,12 @@ RUNG = CudaRung(
     branch="document 003: y blocks a row, which loses here",
     signatures=by_rows.ROW_SIGNATURES,
     arithmetic=by_rows.sums(_chain),
-    params={"y": (4, 2, 8, 16), "p": (128, 32, 64, 256), "rows": (4, 1, 2), "values": by_rows.VALUES},
+    params={
+        "y": (4, 2, 8, 16),
+        "p": (128, 32, 64, 256),
+        "rows": (4, 1, 2),
+        "values": by_rows.VALUES,
+    },
     constraints=(by_rows.BLOCK_FITS, by_rows.VALUES_FIT),
     batched=True,
     suggest=_suggest,
