@@ -352,8 +352,8 @@ CHARTS = (
     chart("ratio lines", "alternatives", "What was tried beside the plain kernels", EXPERIMENT,
           DTYPES, "times as fast as the plain form; above 1 it pays", each=("warm", "cold"),
           over="n", pairs=ALTERNATIVES),
-    chart("ratio lines", "alike", "Sections of a row, and x in shared memory, like with like", SWEEP,
-          DTYPES, "times as fast as the plain form with as many threads, rows and values",
+    chart("ratio lines", "alike", "Sections of a row, and x in shared memory, like with like",
+          SWEEP, DTYPES, "times as fast as the plain form with as many threads, rows and values",
           each=("warm", "cold"), over="n",
           pairs=[*Y_PAIRS[-8:-4], *X_PAIRS[-2:]]),
     *(
