@@ -17,7 +17,6 @@ from gemmule.backends.cpu.threads import thread_count
 from gemmule.backends.cuda import driver, launch_args, starter
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.problem import Problem
 from gemmule.errors import DeviceError
 from gemmule.timing.clock import Clock, Entry, entry_over
 from gemmule.timing.sampler import Budget, sample
@@ -28,7 +27,6 @@ from gemmule_lab.harness.host import HostBench
 from gemmule_lab.harness.operands import Sets
 from gemmule_lab.harness.products import FLOATS, Product
 from gemmule_lab.peers import registry
-from gemmule_lab.peers.peer import Peer
 from gemmule_lab.records.environment import capture_environment, cpu_name
 from gemmule_lab.records.rows import Environment, times_of
 from gemmule_lab.studies.grid import CODE_BITS, Cell, Lane, Measured, rates
@@ -118,7 +116,7 @@ class CellBench:
         if lane.rung is None:
             known = [p for p in registry.all_peers(self.backend) if p.name == lane.peer]
             if not known:
-                return unknown_peer(lane.peer, self.backend)
+                return f"no {'GPU' if self.backend == 'cuda' else 'CPU'} peer is called {lane.peer}"
             entries, absent = self.bench.theirs(sets, known)
             return replace(entries[0], about={}, name=lane.name) if entries else absent[0].reason
         try:
@@ -242,22 +240,6 @@ class GpuBench(CellBench):
             return launch
 
         return [made(one) for one in sets.items]
-
-
-def unknown_peer(name: str, backend: str) -> str:
-    """Return in words that a back end has no peer of a name."""
-    return f"no {'GPU' if backend == 'cuda' else 'CPU'} peer is called {name}"
-
-
-def peer_named(
-    name: str, backend: str, problem: Problem, among: Sequence[Peer] | None = None
-) -> Peer | str:
-    """Return a peer that serves a problem, checked on small operands, or why it takes no part."""
-    known = [peer for peer in among or registry.all_peers(backend) if peer.name == name]
-    if not known:
-        return unknown_peer(name, backend)
-    present, absent = registry.select(problem, backend, peers=known)
-    return present[0] if present else absent[0].reason
 
 
 def benches(only: str | None) -> tuple[list[CellBench], str]:

@@ -4,9 +4,9 @@
 ``text``, its ``rule`` in words, and the cause of an outcome under the outcome's first word
 (``confirmed``, ``refuted``, ``differs``). Where times of pairs of implementations decide it,
 ``times`` has the pairs and ``is`` the condition, such as ``geomean > 1.02``, on how many times as
-fast the first of each is, case by case; ``rows`` says which rows, with ``least`` and ``most`` of n,
-and ``part`` which part of a time. A pair may ask for other rows. What is only told: the times of
-the rows ``shown``, and the pairs of ``told``, behind their words, where they are on file.
+fast the first of each is, case by case; ``rows``, of the claim or else of the study, says which
+rows, with ``least`` and ``most`` of n and ``part`` of a time; a pair may ask for others. What is
+only told: times of the rows ``shown``, and pairs of ``told`` behind their words, where on file.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Claims:
     """
 
     def __init__(self, number: str) -> None:
-        self._listed = document(number)["claim"]
+        self._listed, rows = document(number)["claim"], document(number)["study"].get("rows")
         self._judges: dict[str, Callable[[Rows], Judged]] = {
-            name: functools.partial(by_times, one)
+            name: functools.partial(by_times, {"rows": rows, **one})
             for name, one in self._listed.items()
             if "times" in one
         }

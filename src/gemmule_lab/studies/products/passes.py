@@ -18,9 +18,10 @@ import numpy as np
 import gemmule as gm
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.problem import Problem
 from gemmule_lab.bench.host_to_host import Launch, Pass, pinned_copy
-from gemmule_lab.peers import eigen
-from gemmule_lab.studies.harness import peer_named
+from gemmule_lab.peers import eigen, registry
+from gemmule_lab.peers.peer import Peer
 
 CPU_LOOP, EIGEN, NUMPY = "cpu loop", "eigen", "numpy"
 HIS_EIGEN = eigen.AS_001.name
@@ -53,7 +54,7 @@ def host_way(name: str, a: Array, b: Array, c: Array) -> Way | str:
         call = functools.partial(gm.plan("matmul", a, b, rung="triple_loop"), a, b, out=c)
     elif name != NUMPY:
         problem = gm.plan("matmul", a, b).problem
-        peer = peer_named(name, "cpu", problem, [eigen.AS_001] if name == HIS_EIGEN else None)
+        peer = peer_named(name, problem)
         if isinstance(peer, str):
             return peer
         prepared = peer.prepare(problem, a, b)
@@ -65,6 +66,13 @@ def host_way(name: str, a: Array, b: Array, c: Array) -> Way | str:
         return {"product": (time.perf_counter() - start) * 1e6}
 
     return Way(name, run, result)
+
+
+def peer_named(name: str, problem: Problem) -> Peer | str:
+    """Return a CPU peer, checked on small operands, or why it takes no part."""
+    among = (*registry.all_peers("cpu"), eigen.AS_001)
+    present, absent = registry.select(problem, "cpu", peers=[p for p in among if p.name == name])
+    return present[0] if present else absent[0].reason
 
 
 def gpu_way(name: str, hosts: Sequence[Array], ordinal: int, stack: ExitStack) -> Way | str:
