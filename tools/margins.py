@@ -37,6 +37,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 MOST_BYTES, COLD_BYTES = 2 << 30, 256 << 20
 FEW, OUT = 1 << 22, 1 << 25  # elements of the pools for few columns and, 8 bytes each, for C
 ROUNDS = 5
+PROBLEM = ("a", "b", "out", "layout_a", "layout_b", "m", "n", "k", "batch")  # of a margin
 LAYOUTS = tuple(itertools.product(("row", "col"), repeat=2))
 # Sides of products of two large matrices of floats: aligned to 16, 8 and 4 bytes.
 CUBES = ((512, 2048, 8192), (1024, 4096), (1022, 4094), (1023, 4093))
@@ -153,27 +154,10 @@ def measure(root: Path, names: Collection[str] = ()) -> Path:
             continue
         key = keys[(rung.folder, rung.name, evidence.variant_of(problem))]
         ratio = round(meter.ratio(problem, pair), 3)
-        found.append(
-            margins.Margin(
-                meter.machine.name,
-                meter.machine.arch,
-                rung.folder,
-                rung.name,
-                key,
-                problem.a,
-                problem.b,
-                problem.out,
-                problem.layout_a,
-                problem.layout_b,
-                problem.m,
-                problem.n,
-                problem.k,
-                problem.batch,
-                pair[0].problem.alignment,
-                ratio,
-                today,
-            )
-        )
+        told: dict[str, Any] = {name: getattr(problem, name) for name in PROBLEM}
+        told |= {"alignment": pair[0].problem.alignment, "ratio": ratio, "date": today}
+        where = (meter.machine.name, meter.machine.arch, rung.folder, rung.name, key)
+        found.append(margins.Margin(*where, **told))
         print(f"{ratio:.2f} {rung.name} {problem.describe()}", flush=True)
     path = root / slug(meter.machine.name) / margins.FILE
     if names:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gemmule.core.rung import RUNGS_FOLDER, Rung
+from pages.excerpts import Excerpt
 
 MOST_LINES = 50
 _ALONG = "_cpu_rows.py"
@@ -45,15 +45,7 @@ ELSEWHERE = {  # ladder/rung: (file below the rungs, function)
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A function as a page shows it, and the file it comes from."""
-
-    path: Path
-    code: str
-
-
-def shown(rung: Rung) -> Shown | None:
+def shown(rung: Rung) -> Excerpt | None:
     """Return the function that a rung's page shows, None where its file has none of its own.
 
     ValueError where the one that is named is not there, or too long to be read on a page.
@@ -61,12 +53,12 @@ def shown(rung: Rung) -> Shown | None:
     name = f"{rung.folder}/{rung.name}"
     if name in ELSEWHERE:
         file, function = ELSEWHERE[name]
-        return Shown(RUNGS_FOLDER / file, function_text(RUNGS_FOLDER / file, function))
+        return Excerpt(RUNGS_FOLDER / file, function_text(RUNGS_FOLDER / file, function))
     text = rung.path.read_text("utf-8")
     functions = list(_functions(ast.parse(text)))
     kernels = [one.name for one in functions if _is_kernel(one)]
     own = [*kernels, *(one.name for one in functions if one.name == "run")]
-    return Shown(rung.path, function_text(rung.path, own[0])) if own else None
+    return Excerpt(rung.path, function_text(rung.path, own[0])) if own else None
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:

@@ -7,6 +7,7 @@ makes anew.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -16,19 +17,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gemmule.core.registry import OPS, ladder
-from gemmule.core.rung import RUNGS_FOLDER, Rung
+from gemmule.core.registry import OPS, Ladder, ladder
+from gemmule.core.rung import Rung
 from gemmule.storage.atomic import replace_text
 from gemmule.storage.evidence import slug
 from gemmule_lab.records import results
 from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report.ladder_gains import FILES, before, gains, ladder_of, newest
-from gemmule_lab.report.tables import TableData, label, markdown, significant, without_empty_columns
+from gemmule_lab.report.ladder_gains import FILES, before, ladder_of, newest
+from gemmule_lab.report.tables import (
+    SHORT,
+    Column,
+    TableData,
+    label,
+    markdown,
+    rows_table,
+    significant,
+    without_empty_columns,
+)
 from pages.cpu_code import shown
-from pages.cuda_pages import PICTURES, draw, place
-from pages.excerpts import docstring
-from pages.figures import of_ladder
+from pages.cuda_pages import draw, of_rungs
 from pages.instructions import KINDS
 from pages.ladder_tables import bars
 
@@ -56,9 +64,11 @@ def tables(root: Path) -> dict[Path, dict[str, str]]:
     for op in OPS:
         if (root / page(op)).is_file():
             texts = [] if run is None else [*map(conditions, run.environments.values())]
-            texts.append(measured(op, () if run is None else run.rows))
+            rows = () if run is None else run.rows
+            texts.append(measured(op, rows))
+            times = functools.partial(_times, op, rows)
             found[page(op)] = {
-                "rungs": sections(op, () if run is None else run.rows),
+                "rungs": of_rungs(op, "cpu", rows, shown, times),
                 "measured": "\n\n".join(texts),
                 "instructions": instructions(op, held),
             }
@@ -95,34 +105,8 @@ def pictures(root: Path) -> list[Path]:
     return changed
 
 
-def sections(op: str, rows: Sequence[Row]) -> str:
-    """Return the sections of a ladder's rungs, in order."""
-    held, gained = ladder(op, "cpu"), gains(op, "cpu", rows)
-    return "\n\n".join(
-        f"## {held.numbers[rung.name]} {rung.name}\n\n{place(rung, held, gained)}"
-        f"{section(op, rung, rows)}"
-        for rung in held
-    )
-
-
-def section(op: str, rung: Rung, rows: Sequence[Row]) -> str:
-    """Return a rung's words, figure, code and times."""
-    parts = [docstring(rung)]
-    draws = of_ladder(f"cpu_{op}").get(rung.name)
-    if draws is not None:
-        file = f"../{PICTURES.relative_to('docs')}/cpu_{op}-{rung.name}.svg"
-        parts.append(f"![{draws().title}]({file})")
-    code = shown(rung)
-    if code is not None:
-        below = code.path.relative_to(RUNGS_FOLDER).as_posix()
-        link = f"[{code.path.name}](../../src/gemmule/rungs/{below})"
-        parts.append(f"From {link}:\n\n```py\n{code.code}\n```")
-    parts.append(_times(op, rung, rows))
-    return "\n\n".join(part for part in parts if part)
-
-
-def _times(op: str, rung: Rung, rows: Sequence[Row]) -> str:
-    """Return one rung's times on every product of its ladder; empty where it was not measured."""
+def _times(op: str, rows: Sequence[Row], rung: Rung, rungs: Ladder) -> list[str]:
+    """Return one rung's times on every product of its ladder; nothing where it was not measured."""
     body = []
     for row in rows:
         if row.kind == "rung" and row.name == rung.name and ladder_of(row) == op:
@@ -130,12 +114,12 @@ def _times(op: str, rung: Rung, rows: Sequence[Row]) -> str:
             cells = (significant(row.gbs), significant(1000 * row.tflops))
             told = "" if share is None or row.problem.op == "matmul" else f"{share:.0f}"
             times = {one.name: one.times_us.median for one in rows if one.group == row.group}
-            earlier = before(rung, ladder(op, "cpu"), times)
+            earlier = before(rung, rungs, times)
             gain = "" if earlier is None else f"{times[earlier] / times[rung.name]:.2f} {earlier}"
             body.append((row.group, significant(row.times_us.median), *cells, told, gain))
     header = ("product", "us", "GB/s", "GFLOP/s", "% of read ceiling", "times as fast as")
     table = TableData("", header, tuple(body), (False, True, True, True, True, False))
-    return markdown(without_empty_columns(table)) if body else ""
+    return [markdown(without_empty_columns(table))] if body else []
 
 
 def conditions(environment: Environment) -> str:
@@ -167,37 +151,24 @@ def measured(op: str, rows: Sequence[Row]) -> str:
 
 
 def _measured_table(op: str, rows: Sequence[Row]) -> TableData:
-    header = (
-        "rung",
-        "us",
-        "GB/s",
-        "% of read ceiling",
-        "GFLOP/s",
-        "x over the rung before it",
-        "error / bound",
-        "remarks",
-    )
-    body = []
     times = {row.name: row.times_us.median for row in rows if row.kind == "rung"}
     rungs = ladder(op, "cpu")
     earlier = {rung.name: times.get(before(rung, rungs, times) or "") for rung in rungs}
-    for row in rows:
-        share, error = row.percent_of_ceiling, row.error_ratio
+
+    def gain(row: Row) -> str:
         slower = earlier.get(row.name) if row.kind == "rung" else None
-        body.append(
-            (
-                label(row),
-                significant(row.times_us.median),
-                significant(row.gbs),
-                "" if share is None else f"{share:.0f}",
-                significant(1000 * row.tflops),
-                "" if slower is None else f"{slower / row.times_us.median:.2f}",
-                "" if error is None else f"{error:.2g}",
-                "; ".join(row.flags),
-            )
-        )
-    numeric = (False, *[True] * (len(header) - 2), False)
-    return without_empty_columns(TableData(op, header, tuple(body), numeric))
+        return "" if slower is None else f"{slower / row.times_us.median:.2f}"
+
+    by_name = {name: (name, cell, right) for name, cell, right in SHORT}
+    columns: tuple[Column[Row], ...] = (
+        ("rung", label, False),
+        *(by_name[name] for name in ("us", "GB/s", "% of read ceiling")),
+        ("GFLOP/s", lambda row: significant(1000 * row.tflops), True),
+        ("x over the rung before it", gain, True),
+        by_name["error / bound"],
+        ("remarks", lambda row: "; ".join(row.flags), False),
+    )
+    return rows_table(op, rows, columns)
 
 
 def instructions(op: str, mixes: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ and of the evidence: times and counters. So a new rung is on its page without an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from counters.counters import Counted
@@ -14,9 +14,9 @@ from gemmule.core.registry import OPS, Ladder, ladder
 from gemmule.core.rung import RUNGS_FOLDER, Rung
 from gemmule.storage.atomic import replace_text
 from gemmule_lab.records.rows import Environment, Row
-from gemmule_lab.report.ladder_gains import Gain, gains
+from gemmule_lab.report.ladder_gains import gains
 from pages import ladder_tables, newest
-from pages.excerpts import docstring, excerpt, telling
+from pages.excerpts import Excerpt, docstring, excerpt, telling
 from pages.figures import of_ladder
 from pages.figures.drawing import Figure
 from pages.markdown import update_markers
@@ -81,36 +81,35 @@ def draw(root: Path, op: str, made: Mapping[str, Figure]) -> list[Path]:
 
 def sections(op: str, rows: Sequence[Row], counted: Sequence[Counted]) -> str:
     """Return the sections of a ladder's rungs, in order."""
-    rungs = ladder(op, "cuda")
-    gained = gains(op, "cuda", rows)
-    return "\n\n".join(
-        f"## {rungs.numbers[rung.name]} {rung.name}\n\n{place(rung, rungs, gained)}"
-        f"{section(op, rung, rungs, rows, counted)}"
-        for rung in rungs
-    )
+
+    def measured(rung: Rung, rungs: Ladder) -> tuple[str, str]:
+        times = ladder_tables.rung_times(op, rung, rungs, rows)
+        counts = ladder_tables.telling(op, rung, rungs, telling(rung), counted)
+        return times or f"Not measured yet: {ladder_tables.COMMAND}.", counts
+
+    return of_rungs(op, "cuda", rows, excerpt, measured)
 
 
-def place(rung: Rung, rungs: Ladder, gained: Mapping[str, Gain]) -> str:
-    """Return in a line of its own why a rung is a branch, and what it gained on record."""
-    aside, gain = rungs.branch(rung), gained.get(rung.name)
-    told = [f"Branch: {aside}."] * bool(aside) + [f"{gain}."] * (gain is not None)
-    return f"*{' '.join(told)}*\n\n" if told else ""
-
-
-def section(
-    op: str, rung: Rung, rungs: Sequence[Rung], rows: Sequence[Row], counted: Sequence[Counted]
+def of_rungs(
+    op: str,
+    backend: str,
+    rows: Sequence[Row],
+    code: Callable[[Rung], Excerpt | None],
+    measured: Callable[[Rung, Ladder], Sequence[str]],
 ) -> str:
-    """Return a rung's words, figure, code, times and telling counters."""
-    parts = [docstring(rung)]
-    draw = of_ladder(op).get(rung.name)
-    if draw is not None:
-        parts.append(f"![{draw().title}](../img/ladder/{op}-{rung.name}.svg)")
-    shown = excerpt(rung)
-    if shown is not None:
-        place = shown.path.relative_to(RUNGS_FOLDER).as_posix()
-        link = f"[{shown.path.name}](../../src/gemmule/rungs/{place})"
-        parts.append(f"From {link}:\n\n```cuda\n{shown.code}\n```")
-    times = ladder_tables.rung_times(op, rung, rungs, rows)
-    parts.append(times or f"Not measured yet: {ladder_tables.COMMAND}.")
-    parts.append(ladder_tables.telling(op, rung, rungs, telling(rung), counted))
-    return "\n\n".join(part for part in parts if part)
+    """Return a section for each rung of a ladder: its place, words, figure, code, and figures."""
+    rungs, gained, found = ladder(op, backend), gains(op, backend, rows), []
+    drawn, language = (op, "cuda") if backend == "cuda" else (f"cpu_{op}", "py")
+    for rung in rungs:
+        parts = [f"## {rungs.numbers[rung.name]} {rung.name}"]
+        aside, gain = rungs.branch(rung), gained.get(rung.name)
+        told = [f"Branch: {aside}."] * bool(aside) + [f"{gain}."] * (gain is not None)
+        parts += [f"*{' '.join(told)}*" if told else "", docstring(rung)]
+        if (draw := of_ladder(drawn).get(rung.name)) is not None:
+            parts.append(f"![{draw().title}](../img/ladder/{drawn}-{rung.name}.svg)")
+        if (shown := code(rung)) is not None:
+            below = shown.path.relative_to(RUNGS_FOLDER).as_posix()
+            link = f"[{shown.path.name}](../../src/gemmule/rungs/{below})"
+            parts.append(f"From {link}:\n\n```{language}\n{shown.code}\n```")
+        found.append("\n\n".join(part for part in (*parts, *measured(rung, rungs)) if part))
+    return "\n\n".join(found)

@@ -32,7 +32,7 @@ _COUNTERS = re.compile(r"^// counters(?: by ([\w ]+))?: (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Some lines of a kernel, and the file they come from."""
+    """Some lines of a rung as a page shows them, and the file they come from."""
 
     path: Path
     code: str
