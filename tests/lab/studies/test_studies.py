@@ -701,6 +701,22 @@ def test_full_grids_are_the_documents() -> None:
         assert document(number)["study"]["left_out"]
 
 
+def test_what_a_usual_grid_leaves_out_is_said_in_the_documents_own_file() -> None:
+    words = {number: document(number)["study"]["thin"] for number in NUMBERS}
+    every = {*document_001.OWN_SIZES, *document_001.CUBLAS_SIZES}
+    assert f"all but {len(document_001.THIN_SIZES)} of {len(every)} sizes" in words["001"]
+    for number, sizes in (
+        ("000", document_000.THIN),
+        ("000", document_000.CPU_THIN),
+        ("002", document_002.THIN),
+        ("003", [n for n in document_003.SIZES if n not in document_003.CPU_SIZES]),
+    ):
+        joined = " and " if number == "003" else ", "
+        assert joined.join(map(str, sizes)) in words[number]
+    skipped = [p for p in claims_004.EXPONENTS if p not in claims_004.THIN_EXPONENTS]
+    assert ", ".join(f"2^{p}" for p in skipped) in words["004"]
+
+
 def test_products_are_judged() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((40, 40)).astype(np.float32) for _ in "ab")
