@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from gemmule.choose import eligible
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 from gemmule.core.registry import all_rungs
+from gemmule.core.words import Bits
+from gemmule.oracle.problems import make_problem
 from proofs import proofs
 
 H200 = replace(proofs.proof_machine(), units=132, read_bytes_per_s=4.5e12)
@@ -106,3 +108,22 @@ def test_no_block_has_less_than_half_a_turn(rows: int) -> None:
     name, taken = chosen(product(rows, 20, "float32", across=True))
     assert name == "split_columns"
     assert 2 * rows >= taken["splits"] * 256 // taken["lanes"] * taken["unroll"]
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "n", "rung"),
+    [
+        (8, None, 4096, "int8_codes"),
+        (4, None, 4096, "int4_codes"),
+        (4, 128, 4096, "int4_codes"),
+        (8, 48, 4096, "any_codes"),  # pieces of 16 codes would lie across groups
+        (8, None, 4097, "any_codes"),  # rows that begin anywhere
+    ],
+)
+def test_codes_that_lie_as_rows_have_a_fast_rung(
+    bits: Bits, group: int | None, n: int, rung: str
+) -> None:
+    """As document 003 stores them: code by code they take four times as long as halves."""
+    spec = QuantSpec(bits, group, True, "row", "float32", False)
+    types = (f"uint{bits}", "float16", "float16")
+    assert chosen(make_problem("matvec", 4096, n, 1, types, quant=spec))[0] == rung

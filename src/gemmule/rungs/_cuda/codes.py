@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.core.rung import Constraint, Machine, Params, Signature, Step
+from gemmule.core.rung import Constraint, Machine, Params, Signature, Step, Suggestion
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance
 from gemmule.rungs._cuda.rows import WIDE, sums, tree
 
@@ -65,6 +65,27 @@ def _table_chain(problem: Problem, params: Params, bits: int) -> int:
     return ceil_div(problem.n // width, p) * width + ceil_div(problem.n % width, p) + 2 * tree(32)
 
 
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    """Serve codes stored as rows, which no other fast rung reads.
+
+    One H100 (November 2026), one scale, halves as x: 16384 squared in 103 us of 8 bits, 85 of 4; a
+    weight's instructions limit the latter. 4096 squared in 9.7 both.
+    """
+    spec = _plain(problem)
+    values = 16 if spec is None or spec.bits == 8 else 32
+    if spec is None or not _takes_groups(problem):
+        return None
+    if _load_width(problem, spec.bits, values) != values:  # byte by byte: how fast is not known
+        return None
+    few = problem.m < 8 * machine.units  # rows, of which each then needs more than a warp
+    p, rows = (256, 1) if few else (32, 4)
+    params = {"p": p, "rows": rows, "values": values}
+    fill = min(1.0, problem.m * p / (512 * machine.units))
+    read = problem.compulsory_bytes / (0.8 * machine.read_bytes_per_s)
+    decoded = problem.m * problem.n / (2.4e10 * machine.units)
+    return Suggestion(params, machine.call_s + max(read, decoded) / max(fill, 1e-3))
+
+
 def card(
     kernel: str, bits: int, values: tuple[int, ...], *, fill: str | None = None
 ) -> dict[str, Any]:
@@ -95,6 +116,7 @@ def card(
         "params": {"p": (128, 32, 64, 256, 512), "rows": (4, 1, 2, 8), "values": values},
         "constraints": (FITS,),
         "accepts_quant": _takes_groups if fill is None else _takes_one_scale,
+        "suggest": _suggest if fill is None else lambda problem, machine: None,
         "workspace": lambda problem, params, machine: 4 * (problem.n << bits) if fill else 0,
         "steps": steps,
     }
