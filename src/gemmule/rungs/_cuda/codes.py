@@ -72,12 +72,12 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     weight's instructions limit the latter. 4096 squared in 9.7 both.
     """
     spec = _plain(problem)
-    values = 16 if spec is None or spec.bits == 8 else 32
+    values = 32 if spec is not None and spec.bits == 4 and problem.n > 4096 else 16
     if spec is None or not _takes_groups(problem):
         return None
     if _load_width(problem, spec.bits, values) != values:  # byte by byte: how fast is not known
         return None
-    few = problem.m < 8 * machine.units  # rows, of which each then needs more than a warp
+    few = problem.m < 2 * machine.units  # rows, of which each then needs more than a warp
     p, rows = (256, 1) if few else (32, 4)
     params = {"p": p, "rows": rows, "values": values}
     fill = min(1.0, problem.m * p / (512 * machine.units))
