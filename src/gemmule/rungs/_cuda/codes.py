@@ -68,13 +68,13 @@ def _table_chain(problem: Problem, params: Params, bits: int) -> int:
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Serve codes stored as rows, which no other fast rung reads.
 
-    One H100 (November 2026), one scale, halves as x: 16384 squared in 103 us of 8 bits, 85 of 4; a
+    One H100 (November 2026), one scale, halves as x: 16384 squared in 105 us of 8 bits, 85 of 4; a
     weight's instructions limit the latter. 4096 squared in 9.7 both.
     """
     spec = _plain(problem)
-    values = 32 if spec is not None and spec.bits == 4 and problem.n > 4096 else 16
     if spec is None or not _takes_groups(problem):
         return None
+    values = 32 if spec.bits == 4 and problem.n > 4096 else 16
     if _load_width(problem, spec.bits, values) != values:  # byte by byte: how fast is not known
         return None
     few = problem.m < 2 * machine.units  # rows, of which each then needs more than a warp
