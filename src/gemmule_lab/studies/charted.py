@@ -245,9 +245,11 @@ def _lines(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     lines += spec.get("beside", ()) if lines and WORDS["cold"] not in head.below else ()
     ceilings, head = _limit(spec, head, here, rows, [y for line in lines for _, y in line.points])
     axes = Axes(
-        spec.get("axis") or SIZES[over], spec["unit"], spec.get("log", False),
+        spec.get("axis") or SIZES[over],
+        spec["unit"],
+        spec.get("log", False),
         covers=[point for line in lines for point in line.points],
-    )  # fmt: skip
+    )
     marks = (
         [mark for mark in spec["marks"](rows) if mark.at <= spec["most"]] if "marks" in spec else []
     )

@@ -203,9 +203,12 @@ def _computing(rows: Rows) -> Judged:
 def _bank_conflicts(rows: Rows) -> Judged:
     """Count the words that a warp wants of one bank at once, by address and by the profiler."""
     loads, load_passes, stores, store_passes = _counters(
-        rows, "bank conflicts, loads", "shared load wavefronts",
-        "bank conflicts, stores", "shared store wavefronts",
-    )  # fmt: skip
+        rows,
+        "bank conflicts, loads",
+        "shared load wavefronts",
+        "bank conflicts, stores",
+        "shared store wavefronts",
+    )
     asked = ([32 * 5 + lane for lane in range(32)], [32 * 5 + 7] * 32, [*range(32)])
     banks = [len({w for w in words if w % 32 == bank}) for words in asked for bank in range(32)]
     words = (

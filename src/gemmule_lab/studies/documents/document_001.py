@@ -200,10 +200,20 @@ _BUSY = ("SM throughput", "memory throughput", "FMA pipe")
 _STEPS = ("import of gemmule", "context", "first cudaMalloc", "compile", "load", "first launch")
 _FIRST = {step: f"{step} us" for step in _STEPS}
 _OVER = {
-    "names": [*ways.HOST_NAMES[:2], ways.NUMPY, ways.NAIVE, ways.SHARED, ways.CUBLAS,
-              ways.HIS_EIGEN],
-    "called": CALLED, "over": "n", "axis": "n, of n x n matrices", "unit": "ms", "log": True,
-}  # fmt: skip
+    "names": [
+        *ways.HOST_NAMES[:2],
+        ways.NUMPY,
+        ways.NAIVE,
+        ways.SHARED,
+        ways.CUBLAS,
+        ways.HIS_EIGEN,
+    ],
+    "called": CALLED,
+    "over": "n",
+    "axis": "n, of n x n matrices",
+    "unit": "ms",
+    "log": True,
+}
 CHARTS = (
     *(
         chart("bars", f"kernels-{n}", f"Kernels alone, n = {n}", said.KERNELS, "float32",
