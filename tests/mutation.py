@@ -339,7 +339,10 @@ class Child:
             self.target.write_text(fault.apply(self.sound))
         self.pid = os.fork()
         if self.pid == 0:
-            _tests(folder, _less(arguments, without), stop=fault is not None)
+            try:
+                _tests(folder, _less(arguments, without), stop=fault is not None)
+            finally:  # what a test let through, also in a process that it forked: all ends here
+                os._exit(70)
 
     def ended(self) -> str:
         """Return what happened and take the fault out, or an empty text while tests run."""
@@ -355,7 +358,11 @@ class Child:
         if not found:
             return "killed (time)"
         code = os.waitstatus_to_exitcode(status)
-        if code == 1 and "BuildError" in (self.folder / "said").read_text(errors="replace"):
+        if (
+            self.fault
+            and code == 1
+            and "BuildError" in (self.folder / "said").read_text(errors="replace")
+        ):
             return "does not compile"
         return {0: "survived", 1: "killed"}.get(code, f"killed (ended with {code})")
 
@@ -374,10 +381,13 @@ def _less(arguments: list[str], without: list[str]) -> list[str]:
 class Failed:
     """A plugin of pytest that writes down which tests fail, and which files cannot be read."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Add a test that failed."""
         if report.failed:
-            with Path("failed").open("a") as file:
+            with self.path.open("a") as file:
                 print(report.nodeid, file=file)
 
     pytest_collectreport = pytest_runtest_logreport
@@ -408,8 +418,9 @@ def _tests(folder: Path, arguments: list[str], stop: bool) -> None:
     pytest = importlib.import_module("pytest")
     options = ["-q", "-p", "no:cacheprovider", "--no-header", "-m", "not soak"]
     options.append("-x" if stop else "--continue-on-collection-errors")
-    Path("failed").write_text("")
-    os._exit(int(pytest.main([*options, *arguments], plugins=[Failed()])))
+    failed = folder / "failed"
+    failed.write_text("")
+    os._exit(int(pytest.main([*options, *arguments], plugins=[Failed(failed)])))
 
 
 def judged(
@@ -437,7 +448,8 @@ def judged(
             if over > GRACE_S:
                 broken += _end(running)
                 break
-            for one in [t for t in todo if t[0] is None or tuple(t[1]) in without][: len(free)]:
+            ready = [one for one in todo if one[0] and tuple(one[1]) in without]
+            for one in [*ready, *(one for one in todo if one[0] is None)][: len(free)]:
                 todo.remove(one)
                 running.append(Child(*one, free.pop(), without.get(tuple(one[1]), [])))
             time.sleep(0.02)
