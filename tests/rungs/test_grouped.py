@@ -331,7 +331,10 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
     from gemmule.backends.cuda.device_array import DeviceArray
     from gemmule.core.caches import forget_plans
 
-    native = SimpleNamespace(_cuda_getDevice=lambda: 0, _cuda_getCurrentRawStream=lambda number: 0)
+    current = [0]  # device
+    native = SimpleNamespace(
+        _cuda_getDevice=lambda: current[0], _cuda_getCurrentRawStream=lambda number: 0
+    )
     library = SimpleNamespace(
         Tensor=Tensor, _C=native, nn=SimpleNamespace(Parameter=Tensor), float16="float16"
     )
@@ -348,16 +351,40 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
         left, right, ends = (Tensor(gm.asarray(one, device="cuda")) for one in (a, w, ENDS))
         general: list[Any] = []
         monkeypatch.setattr(grouped, "multiplied", lambda *given: general.append(given))
-        for other in (ends, Tensor(gm.asarray(ENDS, device="cuda"))):
-            found = grouped.grouped_product(left, right, other, None, grouped.DEFAULT)
-            assert isinstance(found, Tensor)
-            assert (found.shape, found.dtype) == ((50, 48), "float16")
-            host = gm.asarray(found.array, device="cpu")
-            np.testing.assert_array_equal(host[:48], wanted)
-        assert not general
-        right.negated = True
-        assert grouped.grouped_product(left, right, ends, None, grouped.DEFAULT) is None
-        assert len(general) == 1, "its memory holds other numbers: left to the general path"
+
+        def judge(*operands: Any, straight: bool) -> None:
+            """See that a call is right where it goes straight, and does so only where it may."""
+            found = grouped.grouped_product(*operands, None, grouped.DEFAULT)
+            assert (found is not None) == straight == (not general)
+            general.clear()
+            if found is not None:
+                assert isinstance(found, Tensor)
+                assert (found.shape, found.dtype) == ((50, 48), "float16")
+                host = gm.asarray(found.array, device="cpu")
+                np.testing.assert_array_equal(host[:48], wanted)
+
+        def moved(array: Array, strides: tuple[int, ...], first: int = 0) -> Any:
+            """Return the operand of A's or W's shape whose numbers lie so in a device's memory."""
+            put = gm.asarray(array, device="cuda")
+            shape = a.shape if len(strides) == 2 else w.shape
+            here = {"shape": shape, "strides": strides, "pointer": put.pointer + 2 * first}
+            return Tensor(SimpleNamespace(dtype="float16", held=put, **here))
+
+        others = [left, moved(np.repeat(a, 2, 0), (256, 1))]
+        flat = np.concatenate([np.zeros(1, a.dtype), a.ravel()])
+        weights = [right, moved(np.ascontiguousarray(w.swapaxes(1, 2)), (128 * 48, 1, 128))]
+        for x in others:  # alike in all but where their numbers lie
+            for matrices in weights:
+                for offsets in (ends, Tensor(gm.asarray(ENDS, device="cuda"))):
+                    judge(x, matrices, offsets, straight=True)
+        judge(moved(flat, (128, 1), 1), right, ends, straight=False)
+        flat = np.concatenate([np.zeros(1, w.dtype), w.ravel()])
+        judge(left, moved(flat, (128 * 48, 48, 1), 1), ends, straight=False)
+        current[0] = 1
+        judge(left, right, ends, straight=False)
+        current[0] = 0
+        right.negated = True  # its memory holds other numbers
+        judge(left, right, ends, straight=False)
 
     with emulated(1):
         multiply()
