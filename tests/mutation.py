@@ -4,11 +4,11 @@
 sources and the tests to a scratch folder, plants a fault there, and runs the tests which watch that
 file, in a forked child with a time limit. A fault is *killed* by a failing test or by the limit;
 others *survive*, but for those that are known to change nothing. Half of the faults are written by
-hand; the others are made mechanically: an operator, a constant, a comparison, a statement, a guard
-or a new axis of a random place, by the printed seed. ``mutants/faults.toml`` holds the first half,
-some with the tests that kill them, the files that the second is drawn from, the tests that watch a
-file, and the faults that change nothing, with reasons. A file of which it says nothing is watched
-by the tests that import it, or what imports it.
+hand; the others are made mechanically: an operator, a constant, a comparison, a statement, a guard,
+a part of a condition, an option handed on or a new axis of a random place, by the printed seed.
+``mutants/faults.toml`` holds the first half, some with the tests that kill them, the files that the
+second is drawn from, the tests that watch a file, and the faults that change nothing, with reasons.
+A file of which it says nothing is watched by the tests that import it, or what imports it.
 
 Before a file's faults its tests run on the sound sources. Those that fail there, for what this
 machine lacks, are told and left out, so that they kill no fault. On more cores than two each two
@@ -124,7 +124,8 @@ def mechanical(count: int, seed: int) -> Iterator[Fault]:
 def _drawn(path: str, rng: random.Random) -> Fault | None:
     """Return a fault of a random place of a file, None where the place gives none."""
     text = (ROOT / path).read_text()
-    (kind,) = rng.choices((tokens_of, statements_of, guards_of, new_axes_of), (70, 15, 10, 5))
+    kinds = tokens_of, statements_of, guards_of, new_axes_of, conditions_of, keywords_of
+    (kind,) = rng.choices(kinds, (55, 15, 10, 5, 10, 5))
     places = list(kind(path, text)) or list(tokens_of(path, text))
     if not places:
         return None
@@ -260,14 +261,45 @@ def new_axes_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
                 yield start, text[start:end], ", ".join(moved), "new axis"
 
 
+def conditions_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield conditions of several parts, and the same without one part."""
+    if not path.endswith(".py"):
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.BoolOp):
+            between = " and " if isinstance(node.op, ast.And) else " or "
+            start, end = _span(text, node)
+            parts = [text[slice(*_span(text, part))] for part in node.values]
+            if "\n" not in text[start:end] and text[start:end] == between.join(parts):
+                for i in range(len(parts)):
+                    left = between.join([*parts[:i], *parts[i + 1 :]])
+                    yield start, text[start:end], left, "condition"
+
+
+def keywords_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield keywords that hand an option of the same name on, and calls without them."""
+    if path.endswith(".py"):
+        for match in re.finditer(r", (\w+)=\1(?=[,)])", _without_words(path, text)):
+            yield match.start(), match.group(), "", "keyword"
+
+
 def watching(fault: Fault) -> list[str]:
     """Return pytest's arguments for the tests that should see a fault."""
     if fault.tests:
         return list(fault.tests)
     for watch in FAULTS["watched"]:
         if fnmatch.fnmatch(fault.path, watch["files"]):
-            return [a.format(stem=Path(fault.path).stem) for a in watch["tests"]]
+            tests = [a.format(stem=Path(fault.path).stem) for a in watch["tests"]]
+            return tests if "-k" in tests else list(dict.fromkeys([*tests, *_named(fault.path)]))
     return importing(fault.path)
+
+
+def _named(path: str) -> list[str]:
+    """Return the files of tests that are named after a module and import it."""
+    source = ROOT / path
+    files = sorted((ROOT / "tests").rglob(f"test_{source.stem}.py"))
+    found = [one for one in files if path.startswith("src/") and _module(source) in _imported(one)]
+    return [str(one.relative_to(ROOT)) for one in found]
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import struct
 from typing import Any
 
@@ -162,14 +163,50 @@ def test_a_stack_of_codes() -> None:
     np.testing.assert_array_equal(gm.grouped_matmul(a, again, ENDS), found)
     with pytest.raises(ValueError, match="are no 9 experts"):
         gm.QuantizedStack.from_matrix(stack.matrix, 9)
-    with pytest.raises(ValueError, match="not transposed or permuted"):
-        gm.QuantizedStack.from_matrix(stack.matrix.T, 1)
+    rows = w.swapaxes(1, 2).reshape(-1, 96)
+    order = np.arange(96)[::-1].astype(np.int32)
+    for other in (
+        stack.matrix.T,
+        gm.quantize(rows, 4, 32, perm=order),
+        gm.quantize(rows, 8, None, symmetric=True),
+    ):
+        with pytest.raises(ValueError, match="not transposed or permuted"):
+            gm.QuantizedStack.from_matrix(other, 1)
     with pytest.raises(TypeError, match="must be a stack"):
         gm.grouped_matmul(a, stack.matrix, ENDS)
     with pytest.raises(ValueError, match=r"A matrix goes to gemmule\.quantize"):
         gm.quantize_experts(w[0])
     with pytest.raises(IndexError, match="expert 7 of 7"):
         stack[7]
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_a_stack_is_each_expert_quantised_alone(number: int) -> None:
+    rng = random.Random(number)
+    k, n = rng.choice((1, 17, 64, 96)), rng.randint(1, 9)
+    w = np.random.default_rng(number).standard_normal((3, k, n)).astype(np.float32)
+    options = {
+        "bits": rng.choice((4, 8)),
+        "group_size": rng.choice((16, 32, -1)),
+        "symmetric": rng.random() < 0.5,
+        "scale_dtype": rng.choice(("float32", "float16")),
+    }
+    options["method"] = rng.choice(("rtn", "mse", *([] if options["symmetric"] else ["hqq"])))
+    stack = gm.quantize_experts(w, **options)
+    dtype = rng.choice(("float32", "float64"))
+    whole = stack.dequantize(dtype)
+    assert (whole.dtype, whole.shape, len(stack)) == (dtype, w.shape, 3)
+    for expert in (0, 1, 2, -1, -3):
+        alone = gm.quantize(w[expert].T, **options).T
+        for one in (stack[expert], alone):
+            assert (one.shape, one.bits, one.group_size) == (
+                (k, n),
+                options["bits"],
+                alone.group_size,
+            )
+            np.testing.assert_array_equal(one.dequantize(dtype), whole[expert])
+        np.testing.assert_array_equal(stack[expert].codes, alone.codes)
+        np.testing.assert_array_equal(stack[expert].scales, alone.scales)
 
 
 @needs_emulator
