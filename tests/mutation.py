@@ -266,6 +266,11 @@ def conditions_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     if not path.endswith(".py"):
         return
     for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare) and len(node.ops) > 1:  # low <= x <= high, less an end
+            start, end = _span(text, node)
+            first, last = _span(text, node.comparators[0]), _span(text, node.comparators[-2])
+            yield start, text[start:end], text[first[0] : end], "condition"
+            yield start, text[start:end], text[start : last[1]], "condition"
         if isinstance(node, ast.BoolOp):
             between = " and " if isinstance(node.op, ast.And) else " or "
             start, end = _span(text, node)

@@ -171,6 +171,8 @@ def test_conditions_lose_one_part_and_calls_an_option_that_is_handed_on() -> Non
         ("b and c", "c"),
         ("b and c", "b"),
     }
+    ends = [new for *_, new, _ in mutation.conditions_of("a.py", "x = 0 <= y < f(z)\n")]
+    assert ends == ["y < f(z)", "0 <= y"]
     dropped = [(old, new) for _, old, new, _ in mutation.keywords_of("a.py", text)]
     assert dropped == [(", bits=bits", ""), (", method=method", "")]
 

@@ -133,8 +133,9 @@ def test_what_does_not_fit_is_refused(exchange: sharded.Exchange) -> None:
     for out in (torch.empty(9), torch.empty(8, dtype=torch.float64), torch.empty(16)[::2]):
         with pytest.raises(ValueError, match="out has"):
             W.matvec(x, out=out)
-    with pytest.raises(ValueError, match="both are positive"):
-        sharded.Exchange(0, device=torch.device("cpu"))
+    for rows, seconds in ((0, 10.0), (-1, 10.0), (5, 0.0), (5, -1.0), (5, float("nan"))):
+        with pytest.raises(ValueError, match="both are positive"):
+            sharded.Exchange(rows, device=torch.device("cpu"), timeout_s=seconds)
 
 
 def test_what_is_no_exchange_is_refused() -> None:
