@@ -218,6 +218,13 @@ def test_each_lone_point_has_a_dot_and_each_crowded_one_none() -> None:
         assert (plots.DENSE in below(drawing)) == dense
 
 
+def test_each_ratio_is_told_by_its_value_not_by_an_end() -> None:
+    rows = {"matvec": {"ours": (2.0, 1.5, 3.0), "other": (0.5, 0.25, 0.75)}, "vecmat": {}}
+    assert charts.Dots("t", "s", rows, ("ours", "other"), "").told.startswith(
+        "matvec: ours 2.00, other 0.50"
+    )
+
+
 def test_the_ceiling_of_kernels_is_a_line_and_what_lies_beyond_is_told() -> None:
     for rate, told in ((126e3, True), (60e3, False)):
         here = dataclasses.replace(
