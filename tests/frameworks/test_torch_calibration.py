@@ -78,6 +78,21 @@ def test_statistics_of_any_dtype_are_summed_in_float32(dtype: torch.dtype) -> No
     torch.testing.assert_close(other.mean_square, found.mean_square, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("method", ["hqq", "gptq"])
+def test_what_a_layer_asks_for_itself_comes_before_what_was_seen(method: str) -> None:
+    """Options of a layer, of all layers and the statistics: in this order."""
+    model = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 32))
+    seen = gt.calibrate(model, [torch.randn(64, 32)], hessian=True)
+    own = {"importance": np.arange(1.0, 33.0)} if method == "hqq" else {"hessian": np.eye(32)}
+    wish = {"0": {"bits": 8, "method": method, **own}, "1": True}
+    weight = model[0].weight.detach().numpy().copy()
+    told = lambda name, layer: wish[name]  # noqa: E731
+    gt.quantize_(model, bits=4, group_size=8, filter=told, calibration=seen)
+    wanted = quantize(weight, 8, 8, method=method, **own)
+    assert np.array_equal(model[0].matrix.dequantize(), wanted.dequantize())
+    assert (model[1].matrix.bits, model[1].matrix.group_size) == (4, 8)
+
+
 def test_the_model_is_as_it_was() -> None:
     model = Small()
     model.drop.eval()
