@@ -52,6 +52,10 @@ def test_nothing_that_is_not_finite_is_hidden_by_a_zero(a: str, b: str) -> None:
         np.testing.assert_array_equal(gm.matvec(zero, there).astype(float), expected)
         product = gm.matmul(A, x[:, None]).astype(float)
         np.testing.assert_array_equal(product[:, 0], expected)
+        plan, turned = gm.plan("matvec", A, x), gm.plan("vecmat", x, A.T)
+        for _ in range(2):  # products that were met before, which go another way
+            np.testing.assert_array_equal(plan(A, x).astype(float), expected)
+            np.testing.assert_array_equal(turned(x, A.T).astype(float), expected)
 
 
 @pytest.mark.parametrize("a", ["int8", "int32", "uint64"])
