@@ -295,7 +295,7 @@ def watching(fault: Fault) -> list[str]:
     for watch in FAULTS["watched"]:
         if fnmatch.fnmatch(fault.path, watch["files"]):
             tests = [a.format(stem=Path(fault.path).stem) for a in watch["tests"]]
-            return tests if "-k" in tests else list(dict.fromkeys([*tests, *_named(fault.path)]))
+            return tests if "-k" in tests else list(dict.fromkeys([*_named(fault.path), *tests]))
     return importing(fault.path)
 
 
