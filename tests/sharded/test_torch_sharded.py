@@ -70,6 +70,17 @@ class Handle:
         return self.tensor
 
 
+INBOXES: list[Any] = []
+
+
+def left_over(size: int, dtype: Any, device: Any) -> Any:
+    """Return memory that still holds words of the first two products of an exchange before."""
+    half = size // 2
+    words = torch.tensor([(2 << 32) + 7] * half + [(1 << 32) + 7] * (size - half), dtype=dtype)
+    INBOXES.append(words)
+    return words
+
+
 @pytest.fixture
 def exchange() -> Iterator[sharded.Exchange]:
     with socket.socket() as free:
@@ -81,7 +92,7 @@ def exchange() -> Iterator[sharded.Exchange]:
     streams["is_current_stream_capturing"].return_value = False
     streams["device"] = mock.Mock(return_value=contextlib.nullcontext())
     memory = {
-        "empty": lambda size, dtype, device: torch.full((size,), 7, dtype=dtype),
+        "empty": left_over,
         "rendezvous": lambda tensor, group: Handle(tensor),
     }
     with contextlib.ExitStack() as undo:
@@ -116,6 +127,13 @@ def test_products_of_several_matrices_share_an_exchange(exchange: sharded.Exchan
     torch.cuda.current_stream.return_value = other = Stream()  # type: ignore[attr-defined]
     assert torch.equal(W @ x, exact)
     assert other.waits == 1, "a product on another stream waits for the one before"
+
+
+def test_words_left_in_memory_are_no_results(exchange: sharded.Exchange) -> None:
+    """They bear the numbers of the first products, so that a late rank would not be seen."""
+    assert exchange.most_rows == 100
+    assert INBOXES[-1].numel() >= 200
+    assert not INBOXES[-1].any()
 
 
 def test_what_does_not_fit_is_refused(exchange: sharded.Exchange) -> None:
