@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import random
 import struct
@@ -178,6 +179,12 @@ def test_a_stack_of_codes() -> None:
         gm.quantize_experts(w[0])
     with pytest.raises(IndexError, match="expert 7 of 7"):
         stack[7]
+
+
+def test_what_is_not_said_of_a_stack_is_as_of_a_matrix() -> None:
+    ours, theirs = (inspect.signature(f).parameters for f in (gm.quantize_experts, gm.quantize))
+    for name, parameter in ours.items():
+        assert (parameter.default, parameter.kind) == (theirs[name].default, theirs[name].kind)
 
 
 @pytest.mark.parametrize("number", range(16))
