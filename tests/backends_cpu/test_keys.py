@@ -35,7 +35,7 @@ OPERATIONS = list(operations())
 def test_an_operation_is_named_by_all_that_it_is_made_of(
     function: ast.FunctionDef, name: ast.expr
 ) -> None:
-    """Two of one name are one to the kernels on disk: the second would run the code of the first."""
+    """Two of one name are one to the kernels on disk: a second would run the first one's code."""
     given = function.args
     parts = {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)} - {"emit"}
     told = words_of(name)
