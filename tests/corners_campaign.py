@@ -17,7 +17,7 @@ import random
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,27 @@ def same(found: Any, wanted: Any) -> bool:
     return wide.shape == wanted.shape and np.array_equal(wide, wanted, equal_nan=True)
 
 
+def operands(op: str, a: Any, b: Any) -> tuple[Any, Any]:
+    """Return the operands of an operation on two matrices: vectors are their first row, column."""
+    row, column = (a[..., 0, :] if op == "vecmat" else a), (b[..., 0] if op == "matvec" else b)
+    return row, column
+
+
 def called(op: str, a: Any, b: Any, **options: Any) -> Any:
-    """Return the product of two matrices by any operation: vectors are their first row, column."""
-    left, right = {
-        "matvec": lambda: (a, b[..., 0]),
-        "vecmat": lambda: (a[..., 0, :], b),
-        "matmul": lambda: (a, b),
-    }[op]()
-    return getattr(gm, op)(left, right, **options)
+    """Return the product of two matrices by any operation; see `operands`."""
+    return getattr(gm, op)(*operands(op, a, b), **options)
+
+
+def met(op: str, a: Any, b: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the product by the ways that a call takes which was met before, and by a plan."""
+    left, right = operands(op, a, b)
+    for time in ("second", "third"):
+        yield f"{time} call", called(op, a, b)
+    plan = gm.plan(op, left, right)
+    for time in ("first", "second", "third"):
+        yield f"{time} of a plan", plan(left, right)
+        out = np.full_like(plan(left, right), 7)
+        yield f"{time} of a plan into out", plan(left, right, out=out)
 
 
 def part(op: str, whole: Any) -> Any:
@@ -63,9 +76,10 @@ def part(op: str, whole: Any) -> Any:
 
 def pairs(choice: random.Random) -> str:
     """Multiply any two dtypes; return what is wrong."""
-    kinds = choice.choice([FLOATS, FLOATS, INTEGERS])
-    dtypes = choice.choice(kinds), choice.choice(kinds)
-    op, length = choice.choice(["matvec", "vecmat", "matmul"]), choice.randrange(3)
+    kinds = choice.choice([FLOATS[:2], FLOATS, INTEGERS])  # what BLAS has, and all
+    first, other = choice.choice(kinds), choice.choice(kinds)
+    dtypes = first, choice.choice((first, other))
+    op, length = choice.choice(["matvec", "vecmat", "matmul"]), choice.choice((0, 1, 1, 2))
     m, n = choice.choice([1, 2, 3]), choice.choice([1, 2, 3])
 
     def drawn(shape: tuple[int, ...], dtype: str) -> Any:
@@ -82,7 +96,10 @@ def pairs(choice: random.Random) -> str:
         return "" if "uint64" in dtypes and "no integer dtype" in str(error) else f"{told}: {error}"
     with np.errstate(all="ignore"):
         wanted = part(op, exact(a, b)).astype(found.dtype).astype(float)
-    return "" if same(found, wanted) else f"{told}: {found.tolist()}, not {wanted.tolist()}"
+    for way, other in (("a call", found), *met(op, a, b)):
+        if not same(other, wanted):
+            return f"{told} by {way}: {other.tolist()}, not {wanted.tolist()}"
+    return ""
 
 
 def options(choice: random.Random) -> str:

@@ -4,11 +4,15 @@
 sources and the tests to a scratch folder, plants a fault there, and runs the tests which watch that
 file, in a forked child with a time limit. A fault is *killed* by a failing test or by the limit;
 others *survive*, but for those that are known to change nothing. Half of the faults are written by
-hand; the others are made mechanically: an operator, a constant, a comparison, a statement, a guard
-or a new axis of a random place, by the printed seed. ``mutants/faults.toml`` holds the first half,
-some with the tests that kill them, the files that the second is drawn from, the tests that watch a
-file, and the faults that change nothing, with reasons. A file of which it says nothing is watched
-by the tests that import it, or what imports it.
+hand; the others are made mechanically: an operator, a constant, a comparison, a statement, a guard,
+a part of a condition, an option handed on or a new axis of a random place, by the printed seed.
+``mutants/faults.toml`` holds the first half, some with the tests that kill them, the files that the
+second is drawn from, the tests that watch a file, and the faults that change nothing, with reasons.
+A file of which it says nothing is watched by the tests that import it, or what imports it.
+
+Before a file's faults its tests run on the sound sources. Those that fail there, for what this
+machine lacks, are told and left out, so that they kill no fault. On more cores than two each two
+jobs share a pair of them, as the tests do in a run of their own.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from campaign_record import keep
 from checkout import ROOT
@@ -119,7 +124,8 @@ def mechanical(count: int, seed: int) -> Iterator[Fault]:
 def _drawn(path: str, rng: random.Random) -> Fault | None:
     """Return a fault of a random place of a file, None where the place gives none."""
     text = (ROOT / path).read_text()
-    (kind,) = rng.choices((tokens_of, statements_of, guards_of, new_axes_of), (70, 15, 10, 5))
+    kinds = tokens_of, statements_of, guards_of, new_axes_of, conditions_of, keywords_of
+    (kind,) = rng.choices(kinds, (55, 15, 10, 5, 10, 5))
     places = list(kind(path, text)) or list(tokens_of(path, text))
     if not places:
         return None
@@ -255,14 +261,50 @@ def new_axes_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
                 yield start, text[start:end], ", ".join(moved), "new axis"
 
 
+def conditions_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield conditions of several parts, and the same without one part."""
+    if not path.endswith(".py"):
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare) and len(node.ops) > 1:  # low <= x <= high, less an end
+            start, end = _span(text, node)
+            first, last = _span(text, node.comparators[0]), _span(text, node.comparators[-2])
+            yield start, text[start:end], text[first[0] : end], "condition"
+            yield start, text[start:end], text[start : last[1]], "condition"
+        if isinstance(node, ast.BoolOp):
+            between = " and " if isinstance(node.op, ast.And) else " or "
+            start, end = _span(text, node)
+            parts = [text[slice(*_span(text, part))] for part in node.values]
+            if "\n" not in text[start:end] and text[start:end] == between.join(parts):
+                for i in range(len(parts)):
+                    left = between.join([*parts[:i], *parts[i + 1 :]])
+                    yield start, text[start:end], left, "condition"
+
+
+def keywords_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield keywords that hand an option of the same name on, and calls without them."""
+    if path.endswith(".py"):
+        for match in re.finditer(r", (\w+)=\1(?=[,)])", _without_words(path, text)):
+            yield match.start(), match.group(), "", "keyword"
+
+
 def watching(fault: Fault) -> list[str]:
     """Return pytest's arguments for the tests that should see a fault."""
     if fault.tests:
         return list(fault.tests)
     for watch in FAULTS["watched"]:
         if fnmatch.fnmatch(fault.path, watch["files"]):
-            return [a.format(stem=Path(fault.path).stem) for a in watch["tests"]]
+            tests = [a.format(stem=Path(fault.path).stem) for a in watch["tests"]]
+            return tests if "-k" in tests else list(dict.fromkeys([*_named(fault.path), *tests]))
     return importing(fault.path)
+
+
+def _named(path: str) -> list[str]:
+    """Return the files of tests that are named after a module and import it."""
+    source = ROOT / path
+    files = sorted((ROOT / "tests").rglob(f"test_{source.stem}.py"))
+    found = [one for one in files if path.startswith("src/") and _module(source) in _imported(one)]
+    return [str(one.relative_to(ROOT)) for one in found]
 
 
 @functools.cache
@@ -315,7 +357,9 @@ def scratch(folder: Path) -> Path:
 class Child:
     """One fault in one scratch folder, and the process whose tests look at it."""
 
-    def __init__(self, fault: Fault | None, folder: Path, arguments: list[str]) -> None:
+    def __init__(
+        self, fault: Fault | None, arguments: list[str], folder: Path, without: list[str]
+    ) -> None:
         self.fault, self.folder, self.arguments = fault, folder, arguments
         self.began = time.monotonic()
         if (folder / "cache").is_symlink():
@@ -332,7 +376,10 @@ class Child:
             self.target.write_text(fault.apply(self.sound))
         self.pid = os.fork()
         if self.pid == 0:
-            _tests(folder, arguments)
+            try:
+                _tests(folder, _less(arguments, without), stop=fault is not None)
+            finally:  # what a test let through, also in a process that it forked: all ends here
+                os._exit(70)
 
     def ended(self) -> str:
         """Return what happened and take the fault out, or an empty text while tests run."""
@@ -348,14 +395,50 @@ class Child:
         if not found:
             return "killed (time)"
         code = os.waitstatus_to_exitcode(status)
-        if code == 1 and "BuildError" in (self.folder / "said").read_text(errors="replace"):
+        if (
+            self.fault
+            and code == 1
+            and "BuildError" in (self.folder / "said").read_text(errors="replace")
+        ):
             return "does not compile"
         return {0: "survived", 1: "killed"}.get(code, f"killed (ended with {code})")
 
+    def failed(self) -> list[str]:
+        """Return the tests that failed, and the files that could not be read."""
+        return list(dict.fromkeys((self.folder / "failed").read_text().splitlines()))
 
-def _tests(folder: Path, arguments: list[str]) -> None:
-    """Become a process that runs tests of the scratch folder and nothing else."""
+
+def _less(arguments: list[str], without: list[str]) -> list[str]:
+    """Return pytest's arguments less some tests and less files that cannot be read."""
+    files = [one for one in without if "::" not in one]
+    left = [one for one in arguments if one.split("::")[0] not in files]
+    return [*left, *(f"--deselect={one}" for one in without if "::" in one)]
+
+
+class Failed:
+    """A plugin of pytest that writes down which tests fail, and which files cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Add a test that failed."""
+        if report.failed:
+            with self.path.open("a") as file:
+                print(report.nodeid, file=file)
+
+    pytest_collectreport = pytest_runtest_logreport
+
+
+def _tests(folder: Path, arguments: list[str], stop: bool) -> None:
+    """Become a process that runs tests of the scratch folder and nothing else.
+
+    stop: at the first test that fails.
+    """
     os.setsid()
+    cores = sorted(os.sched_getaffinity(0))
+    pair = int(folder.name) // 2 * 2 % len(cores)
+    os.sched_setaffinity(0, cores[pair : pair + 2])
     said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(said, stream)
@@ -370,8 +453,11 @@ def _tests(folder: Path, arguments: list[str]) -> None:
     for name in [n for n in sys.modules if n.split(".")[0] in own_modules]:
         del sys.modules[name]
     pytest = importlib.import_module("pytest")
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", "not soak"]
-    os._exit(int(pytest.main([*options, *arguments])))
+    options = ["-q", "-p", "no:cacheprovider", "--no-header", "-m", "not soak"]
+    options.append("-x" if stop else "--continue-on-collection-errors")
+    failed = folder / "failed"
+    failed.write_text("")
+    os._exit(int(pytest.main([*options, *arguments], plugins=[Failed(failed)])))
 
 
 def judged(
@@ -386,7 +472,8 @@ def judged(
     todo: list[tuple[Fault | None, list[str]]] = [(None, one) for one in sound]
     todo += [(fault, watching(fault)) for fault in faults]
     found: list[tuple[Fault, str]] = []
-    broken: list[list[str]] = []  # arguments of tests that fail without any fault
+    without: dict[tuple[str, ...], list[str]] = {}  # by arguments, what fails without any fault
+    broken: list[list[str]] = []  # arguments of tests that do not end without any fault
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         (Path(name) / "cache").mkdir(mode=0o700)
         free = [scratch(Path(name) / str(job)) for job in range(jobs)]
@@ -398,9 +485,10 @@ def judged(
             if over > GRACE_S:
                 broken += _end(running)
                 break
-            while todo and free:
-                running.append(Child(todo[0][0], free.pop(), todo[0][1]))
-                del todo[0]
+            ready = [one for one in todo if one[0] and tuple(one[1]) in without]
+            for one in [*ready, *(one for one in todo if one[0] is None)][: len(free)]:
+                todo.remove(one)
+                running.append(Child(*one, free.pop(), without.get(tuple(one[1]), [])))
             time.sleep(0.02)
             for child in list(running):
                 happened = child.ended()
@@ -410,10 +498,17 @@ def judged(
                 free.append(child.folder)
                 if child.fault is not None:
                     _report(child.fault, time.monotonic() - child.began, happened, found)
+                    continue
+                fails = without[tuple(child.arguments)] = child.failed()
+                left = _less(child.arguments, fails)
+                if happened == "killed" and any(one.startswith("tests/") for one in left):
+                    print("fail without any fault, left out:", *fails, sep="\n    ", flush=True)
                 elif happened != "survived":
                     broken.append(child.arguments)
                     shutil.copy(child.folder / "said", ROOT / "broken.log")
                     print(f"fail without any fault, see broken.log: {child.arguments}", flush=True)
+                    found += [(fault, "survived") for fault, one in todo if one == child.arguments]
+                    todo = [one for one in todo if one[1] != child.arguments]
     return [
         (fault, "survived" if watching(fault) in broken else happened) for fault, happened in found
     ]
@@ -442,27 +537,33 @@ def _reason(fault: Fault) -> str:
     return EQUIVALENT.get(shown, "")
 
 
+def _of_seed(seed: int, count: int, wanted: list[str]) -> list[Fault]:
+    """Return a seed's faults of the wanted files, mechanical ones and listed ones by turns."""
+    listed = sorted(by_hand(), key=lambda fault: random.Random(f"{seed} {fault}").random())
+    pairs = itertools.zip_longest(mechanical(count, seed), listed)
+    faults = [fault for pair in pairs for fault in pair if fault is not None]
+    return [f for f in faults if any(fnmatch.fnmatch(f.path, p) for p in wanted)]
+
+
 def main() -> int:
     """Run the faults and print the survivors; 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="of paths, *scalars*")
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--seed", type=int, action="append", help="several draw from each")
     parser.add_argument("--mechanical", type=int, default=len(FAULTS["by_hand"]))
-    parser.add_argument("--faults", type=int, help="at most so many, half of them mechanical")
+    parser.add_argument("--faults", type=int, help="of a seed, half of them mechanical")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="plant none later")
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     given = parser.parse_args()
-    print(f"seed {given.seed}", flush=True)
+    seeds = given.seed or [secrets.randbelow(10**6)]
+    print("seed", *seeds, flush=True)
     for old in outdated():
         print(f"no longer fits, so it is left out: {old}", flush=True)
-    listed = sorted(by_hand(), key=lambda fault: random.Random(f"{given.seed} {fault}").random())
-    pairs = itertools.zip_longest(mechanical(given.mechanical, given.seed), listed)
-    faults = [fault for pair in pairs for fault in pair if fault is not None]
     wanted = given.patterns or ["*"]
-    faults = [f for f in faults if any(fnmatch.fnmatch(f.path, p) for p in wanted)]
-    faults = faults[: given.faults]
+    drawn = [_of_seed(seed, given.mechanical, wanted)[: given.faults] for seed in seeds]
+    faults = list(dict.fromkeys(fault for one in drawn for fault in one))
     if given.list:
         print(*faults, sep="\n")
         return 0
@@ -482,13 +583,14 @@ def main() -> int:
             " ".join(["planted faults:", *wanted]),
             len(found),
             len(survivors),
-            f"python tests/mutation.py --seed {given.seed} --mechanical {given.mechanical} "
+            f"python tests/mutation.py {' '.join(f'--seed {one}' for one in seeds)} "
+            + f"--mechanical {given.mechanical} "
             + (f"--faults {given.faults} " if given.faults else "")
             + " ".join(given.patterns),
             f"{killed} killed by the tests that watch their file, {equal} proved equivalent, "
             f"{by_seed} made mechanically",
         )
-    print(f"{by_seed} of them mechanical, by seed {given.seed}")
+    print(f"{by_seed} of them mechanical, by seed {', '.join(map(str, seeds))}")
     print(f"{len(found)} faults: {killed} killed, {equal} equivalent, {len(survivors)} survived")
     return 1 if survivors else 0
 

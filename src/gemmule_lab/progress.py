@@ -72,7 +72,7 @@ def say(text: str) -> None:
 @contextmanager
 def bar() -> Iterator[Progress]:
     """Show a bar for each task that is added, with the time left."""
-    names, left = TextColumn("{task.description}"), TextColumn("left")
+    names, left = TextColumn("{task.description}", markup=False), TextColumn("left")
     sizes = BarColumn(bar_width=16), MofNCompleteColumn()
     with _shown([names, *sizes, TimeElapsedColumn(), left, TimeRemainingColumn()]) as shown:
         yield shown
@@ -81,7 +81,9 @@ def bar() -> Iterator[Progress]:
 @contextmanager
 def working(words: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done, for as long as it takes; yields what changes the words."""
-    with _shown([SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]) as shown:
+    with _shown(
+        [SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()]
+    ) as shown:
         task = shown.add_task(words, total=None)
         yield lambda other: shown.update(task, description=other)
 

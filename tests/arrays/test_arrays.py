@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gemmule as gm
 from gemmule.arrays.interop import check_out, check_same_kind, empty_like_kind, to_kind, unwrap
 from gemmule.core.operand import Form, alignment_of, extent
 from gemmule.core.problem import DTYPES, ITEMSIZE, numpy_dtype
@@ -158,6 +159,31 @@ def test_an_empty_input_overlaps_nothing_on_a_device_either() -> None:
         check_out(out, (3, 4), "float64", [unwrap(empty, "a")._replace(device="cuda:0")])
     with pytest.raises(ValueError, match="overlaps an input"):
         check_out(out, (3, 4), "float64", [unwrap(base[11:], "a")._replace(device="cuda:0")])
+
+
+def test_quantised_matrices_that_differ_in_anything_have_forms_of_their_own() -> None:
+    """What kernels must know of codes is in a form, which plans and all that is kept go by."""
+    W, x = np.random.default_rng(2).standard_normal((64, 64)), np.ones(64, np.float32)
+    order = np.arange(64)[::-1].astype(np.int32)
+    plain = quantize(W, bits=8, group_size=32)
+    others = [
+        quantize(W, bits=4, group_size=32),
+        quantize(W, bits=8, group_size=16),
+        quantize(W, bits=8, group_size=None),
+        quantize(W, bits=8, group_size=32, symmetric=True),
+        quantize(W, bits=8, group_size=32, scale_dtype="float16"),
+        quantize(W, bits=8, group_size=32, perm=order),
+        quantize(W, bits=8, group_size=32, perm=order).T,
+        plain.to(layout="mma16"),
+        plain.T,
+    ]
+    forms = [unwrap(one, "A").form for one in (plain, *others)]
+    assert len(set(forms)) == len(forms)
+    plan = gm.plan("matvec", plain, x)
+    np.testing.assert_allclose(plan(plain, x), plain.dequantize() @ x, rtol=1e-5, atol=1e-4)
+    for other in others:
+        with pytest.raises(ValueError, match="this plan"):
+            plan(other, x)
 
 
 def test_kinds_must_agree() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import hashlib
 import itertools
@@ -581,3 +582,22 @@ def test_ceilings_are_ignored_with_tuning_off(
     stored_ceilings.save(machine, 4.5e12)
     setting(GEMMULE_TUNE="0")
     assert stored_ceilings.read("cuda", machine.name, machine.arch, machine.units) is None
+
+
+def test_what_the_assembler_says_of_each_kernel_is_read() -> None:
+    """Of several kernels, of which some spill, and some have shared memory of their own."""
+    given = [("f", 8, 4, 12, 40, 0), ("g_2", 0, 0, 0, 255, 4096), ("h", 16, 20, 0, 32, 128)]
+    report = "".join(
+        f"ptxas info    : Compiling entry function '{name}' for 'sm_90a'\n"
+        f"ptxas info    : Function properties for {name}\n"
+        f"    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads\n"
+        f"ptxas info    : Used {registers} registers, used 1 barriers"
+        + (f", {shared} bytes smem" if shared else "")
+        + ", 400 bytes cmem[0]\n"
+        for name, stack, stores, loads, registers, shared in given
+    )
+    found = [dataclasses.astuple(one) for one in nvrtc.resources(report)]
+    assert found == [
+        (name, registers, stores + loads, stack, shared)
+        for name, stack, stores, loads, registers, shared in given
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -52,6 +53,10 @@ def test_nothing_that_is_not_finite_is_hidden_by_a_zero(a: str, b: str) -> None:
         np.testing.assert_array_equal(gm.matvec(zero, there).astype(float), expected)
         product = gm.matmul(A, x[:, None]).astype(float)
         np.testing.assert_array_equal(product[:, 0], expected)
+        plan, turned = gm.plan("matvec", A, x), gm.plan("vecmat", x, A.T)
+        for _ in range(2):  # products that were met before, which go another way
+            np.testing.assert_array_equal(plan(A, x).astype(float), expected)
+            np.testing.assert_array_equal(turned(x, A.T).astype(float), expected)
 
 
 @pytest.mark.parametrize("a", ["int8", "int32", "uint64"])
@@ -200,6 +205,32 @@ def test_half_results_overflow_to_infinity_silently() -> None:
         assert np.isposinf(gm.matvec(A, A[0])).all()
         assert np.isneginf(gm.matmul(A, -A.T)).all()
     assert np.isfinite(gm.matvec(A, A[0], out_dtype="float32")).all()
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_no_rung_lets_numpy_complain_of_what_ieee_has(op: str, dtype: str) -> None:
+    """Overflow, infinity less infinity and NaN are results, whatever a caller's errstate says."""
+    rng = np.random.default_rng(7)
+    A = np.full((20, 40), float(ml_dtypes.finfo(dtype).max)).astype(numpy_dtype(dtype))
+    A[3, 6], A[4, :3:2] = np.nan, (np.inf, -np.inf)
+    x = np.where(rng.random(40) < 0.5, 1.0, 2.0).astype(A.dtype)
+    a, b = {"matvec": (A, x), "vecmat": (x, A.T), "matmul": (A, A.T)}[op]
+    finite = 20 if op != "matmul" else 400
+    done = 0
+    for rung in [None, *(rung.name for rung in gm.ladder(op, "cpu"))]:
+        for left, right in ((a, b), (a[..., ::2], b[::2])):
+            with np.errstate(all="raise"):
+                try:
+                    found = getattr(gm, op)(left, right, rung=rung)
+                except ValueError:  # a rung that does not take these
+                    continue
+            done += 1
+            wide = found.astype(np.float64)
+            assert wide.size == finite
+            assert np.isnan(wide).any()
+            assert np.isposinf(wide).any()
+    assert done > 4
 
 
 def test_complex_products_are_not_conjugated() -> None:

@@ -52,6 +52,47 @@ def test_statistics_are_those_by_hand() -> None:
     torch.testing.assert_close(plain["a"].mean_square, seen["a"].mean_square)
 
 
+def test_a_batch_is_a_dict_a_list_a_tuple_or_alone() -> None:
+    x, times, model = torch.randn(6, 32), torch.full((6, 1), 2.0), Small()
+    wanted = gt.calibrate(model, [(x, times)])
+    for batch in ([x, times], {"x": x, "times": times}):
+        seen = gt.calibrate(model, [batch])
+        for name, one in wanted.items():
+            torch.testing.assert_close(seen[name].mean_square, one.mean_square)
+    one, other = gt.calibrate(model, [x]), gt.calibrate(model, [[x]])
+    torch.testing.assert_close(one["a"].mean_square, other["a"].mean_square)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_statistics_of_any_dtype_are_summed_in_float32(dtype: torch.dtype) -> None:
+    x = (torch.randn(3000, 32) * 40).to(dtype)  # whose squares pass float16's range in a sum
+    model = torch.nn.Sequential(torch.nn.Linear(32, 4, dtype=dtype))
+    seen = gt.calibrate(model, [x[:1000], x[1000:]], hessian=True)
+    ((_, found),) = seen.items()
+    exact = x.double().T @ x.double() / 3000
+    assert found.hessian.dtype == found.mean_square.dtype == torch.float32
+    torch.testing.assert_close(found.hessian.double(), exact, rtol=1e-4, atol=0.05)
+    torch.testing.assert_close(found.mean_square.double(), exact.diagonal(), rtol=1e-4, atol=1e-3)
+    plain = gt.calibrate(model, [x])
+    ((_, other),) = plain.items()
+    torch.testing.assert_close(other.mean_square, found.mean_square, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["hqq", "gptq"])
+def test_what_a_layer_asks_for_itself_comes_before_what_was_seen(method: str) -> None:
+    """Options of a layer, of all layers and the statistics: in this order."""
+    model = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 32))
+    seen = gt.calibrate(model, [torch.randn(64, 32)], hessian=True)
+    own = {"importance": np.arange(1.0, 33.0)} if method == "hqq" else {"hessian": np.eye(32)}
+    wish = {"0": {"bits": 8, "method": method, **own}, "1": True}
+    weight = model[0].weight.detach().numpy().copy()
+    told = lambda name, layer: wish[name]  # noqa: E731
+    gt.quantize_(model, bits=4, group_size=8, filter=told, calibration=seen)
+    wanted = quantize(weight, 8, 8, method=method, **own)
+    assert np.array_equal(model[0].matrix.dequantize(), wanted.dequantize())
+    assert (model[1].matrix.bits, model[1].matrix.group_size) == (4, 8)
+
+
 def test_the_model_is_as_it_was() -> None:
     model = Small()
     model.drop.eval()

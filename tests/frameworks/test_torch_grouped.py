@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import runpy
 from typing import Any
 
@@ -41,6 +42,79 @@ def test_gradients_are_those_of_a_loop() -> None:
         torch.testing.assert_close(one.grad, other.grad)
     assert not ours[0].grad[11:].any()
     assert not ours[1].grad[1].any()
+
+
+def alike(a: Any, w: Any, ends: Any, dtype: Any = None) -> Any:
+    """Return the product by PyTorch's own operators, expert by expert, with zeros behind them."""
+    begin, parts = 0, []
+    for matrix, end in zip(w, ends.tolist(), strict=True):
+        parts.append(a[begin:end] @ matrix)
+        begin = end
+    result = torch.cat([*parts, a[begin:] @ torch.zeros_like(w[0])])
+    return result if dtype is None else result.to(dtype)
+
+
+def laid(rng: random.Random, tensor: Any) -> Any:
+    """Return the tensor's numbers in another order in memory, with gaps or behind others."""
+    others: list[Any] = [
+        tensor,
+        tensor.mT.contiguous().mT,
+        torch.stack([tensor, tensor.flip(0)], -1)[..., 0],
+        torch.cat([tensor[:1], tensor])[1:],
+    ]
+    return rng.choice(others)
+
+
+def mapped(one: Any, dims: list[Any], operands: Any) -> Any:
+    """Return ``one`` over a batch by a loop; dims: which axis of each operand it is, or None."""
+    size = next(t.shape[d] for t, d in zip(operands, dims, strict=True) if d is not None)
+    pairs = list(zip(operands, dims, strict=True))
+    entry = lambda i: (t if d is None else t.select(d, i) for t, d in pairs)  # noqa: E731
+    return torch.stack([one(*entry(i)) for i in range(size)])
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_random_calls_are_those_of_pytorchs_loop(number: int) -> None:
+    """Dtypes, strides, autocast, batches along any axis, gradients, and codes as weights."""
+    rng = random.Random(f"grouped {number}")
+    torch.manual_seed(number)
+    tokens, k, n, experts = rng.randint(1, 9), rng.choice((32, 64)), rng.randint(1, 7), 3
+    dtype = rng.choice((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+    coded = rng.random() < 0.3 and dtype != torch.float64
+    batched, grads = not coded and rng.random() < 0.5, not coded and rng.random() < 0.5
+    dims = [
+        rng.choice((None, *axes)) if batched else None for axes in ((0, 1, -1),) * 2 + ((0, 1),)
+    ]
+    dims[0] = 1 if batched and not any(d is not None for d in dims) else dims[0]
+    shape = lambda own, d: own if d is None else (*own[:d], 2, *own[d:]) if d >= 0 else (*own, 2)  # noqa: E731
+    a = laid(rng, torch.randn(shape((tokens, k), dims[0]), dtype=dtype) / 8)
+    w = laid(rng, torch.randn(shape((experts, k, n), dims[1]), dtype=dtype) / 8)
+    ends = torch.randint(tokens + 1, shape((experts,), dims[2]), dtype=torch.int32)
+    ends = ends.sort(1 if dims[2] == 0 else 0).values
+    wide = rng.choice((None, torch.float32)) if dtype != torch.float64 else None
+    ours: list[Any] = [t.detach().clone().requires_grad_(grads) for t in (a, w)]
+    theirs: list[Any] = [t.detach().clone().requires_grad_(grads) for t in (a, w)]
+    if coded:
+        ours[1] = gm.quantize_experts(w.float(), bits=8, group_size=32)
+        theirs[1] = torch.as_tensor(ours[1].dequantize()).to(dtype)
+    product = lambda a, w, e: gm.grouped_matmul(a, w, e, out_dtype=wide)  # noqa: E731
+    known = lambda a, w, e: alike(a, w, e, wide)  # noqa: E731
+    cast = rng.random() < 0.4
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast), torch.set_grad_enabled(grads):
+        if batched:
+            found = torch.vmap(product, in_dims=tuple(dims))(*ours, ends)
+            wanted = mapped(known, dims, (*theirs, ends))
+        else:
+            found, wanted = product(*ours, ends), known(*theirs, ends)
+    rough = cast or dtype in (torch.float16, torch.bfloat16)
+    close = {"rtol": 0.04, "atol": 0.04} if rough else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(found, wanted, **close)
+    if grads:
+        toward = torch.randn_like(found)
+        found.backward(toward)
+        wanted.backward(toward)
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, **close)
 
 
 def test_compiled_without_a_break_and_transformed() -> None:

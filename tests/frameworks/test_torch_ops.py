@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -455,3 +456,37 @@ def test_operators_on_a_gpu(op: str) -> None:
     assert np.allclose(got.detach().cpu().numpy(), expected(op, a, b).cpu().numpy(), atol=1e-4)
     got.sum().backward()
     assert (a.grad.is_cuda, b.grad.is_cuda) == (True, True)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("into_out", [False, True])
+def test_every_option_reaches_the_product(
+    monkeypatch: pytest.MonkeyPatch, op: str, into_out: bool
+) -> None:
+    """One by one and together, by the function, the operator and a traced graph."""
+    seen: list[Any] = []
+    product = operators.general.product
+
+    def noted(*given: Any) -> Any:
+        seen.append(given[-1])
+        return product(*given)
+
+    monkeypatch.setattr(operators.general, "product", noted)
+    a, b = (sample(shape, "float32") for shape in SHAPES[op][0])
+    given = [
+        {"out_dtype": torch.float64},
+        {"precision": "tf32"},
+        {"precision": "ieee"},
+        {"batch_invariant": True},
+        {"out_dtype": torch.float64, "precision": "tf32", "batch_invariant": True},
+    ]
+    for options in given:
+        wanted = operators._as_options(options)
+        assert wanted != operators._as_options({})
+        dtype = options.get("out_dtype", torch.float32)
+        out = {"out": torch.empty(OPS[op](a, b).shape, dtype=dtype)} if into_out else {}
+        call = functools.partial(OPS[op], **options, **out)
+        for one in (call, torch.compile(call, backend="eager")):
+            seen.clear()
+            result = one(a, b)
+            assert (result.dtype, seen) == (dtype, [wanted])

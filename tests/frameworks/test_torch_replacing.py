@@ -161,8 +161,12 @@ def test_states_and_layers_that_are_odd_are_told_or_taken() -> None:
     assert isinstance(gl.quantize_(model).model[0], gl.QuantLinear)
 
 
-def test_a_tie_to_what_is_not_quantised_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    model = torch.nn.ModuleDict({"table": torch.nn.Embedding(20, 48), "head": linear()})
+@pytest.mark.parametrize("names", [("table", "head"), ("head", "table")])
+def test_a_tie_to_what_is_not_quantised_is_told(
+    names: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = {"table": torch.nn.Embedding(20, 48), "head": linear()}
+    model = torch.nn.ModuleDict({name: parts[name] for name in names})
     model.head.weight = model.table.weight
     table = model.table.weight.detach().clone()
     with caplog.at_level(logging.WARNING, "gemmule"):

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.core.operand import c_strides
+from gemmule.core.problem import numpy_dtype
 from gemmule.outofcore import buffers, engine, feeder, products, schedule, staging, upload
 from gemmule.outofcore.pieces import Transfer, pieces
 from gemmule.outofcore.schedule import Sizes, Tiling
@@ -204,14 +205,28 @@ def test_page_locked_operands_are_not_staged(small: LateDriver) -> None:
         assert (gm.matvec(view, vector, device="cuda") == np.array(view) @ vector).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_partial_sums_are_rounded_once(small: LateDriver, dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("left", "right", "out", "sums"),  # dtypes of the operands and the result, error of a sum
+    [
+        ("float16", "float16", "float16", 1e-5),
+        ("bfloat16", "bfloat16", "bfloat16", 1e-5),
+        ("float16", "bfloat16", "float32", 1e-5),
+        ("float64", "float64", "float32", 1e-11),
+        ("float64", "float32", "float32", 1e-11),
+        ("float16", "float64", "float64", 1e-11),
+        ("float32", "float32", "float64", 1e-5),
+    ],
+)
+def test_partial_sums_are_rounded_once(
+    small: LateDriver, left: str, right: str, out: str, sums: float
+) -> None:
     random = np.random.default_rng(9)
-    A, x = (random.uniform(0, 1, shape).astype(dtype) for shape in ((2, 60_000), (60_000,)))
+    A = random.uniform(0, 1, (2, 60_000)).astype(numpy_dtype(left))
+    x = random.uniform(0, 1, 60_000).astype(numpy_dtype(right))
     exact = A.astype(np.float64) @ x.astype(np.float64)
-    got = gm.matvec(A, x, device="cuda")
-    assert got.dtype == dtype
-    assert (np.abs(got - exact) <= (ml_dtypes.finfo(dtype).eps / 2 + 1e-5) * exact).all()
+    got = gm.matvec(A, x, out_dtype=out, device="cuda")
+    assert got.dtype == out
+    assert (np.abs(got - exact) <= (ml_dtypes.finfo(got.dtype).eps / 2 + sums) * exact).all()
 
 
 def test_plan_tells_the_traffic(small: LateDriver) -> None:

@@ -10,7 +10,7 @@ import gemmule as gm
 from gemmule.backends.cpu.jit import unavailable
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs Numba")
-CASES, SEED = {"pairs": 80, "options": 25, "sequences": 25, "columns": 30}, 16
+CASES, SEED = {"pairs": 600, "options": 25, "sequences": 25, "columns": 30}, 16
 
 
 @pytest.mark.parametrize("axis", corners.AXES)

@@ -48,11 +48,15 @@ def test_where_no_error_can_be_made_up_for_codes_are_those_of_rounding(
 ) -> None:
     W = normal(20, 200)
     options = {"symmetric": symmetric, "scale_dtype": scale_dtype}
-    ours = quantize(W, 4, 32, method="gptq", hessian=7 * np.eye(200), **options)
+    square = (
+        np.random.default_rng(5).exponential(1, 200) ** 3
+    )  # of inputs that have no more in common
+    ours = quantize(W, 4, 32, method="gptq", hessian=np.diag(square), **options)
+    weigh = square / square.mean() + second_order.DAMPING
     # Of whole groups: the range of a short one is searched beside zeros that fill it up.
-    theirs = quantize(W[:, :192], 4, 32, method=method, **options)
+    theirs = quantize(W[:, :192], 4, 32, method=method, importance=weigh[:192], **options)
     assert np.array_equal(ours.codes[:, :96], theirs.codes)
-    assert np.array_equal(ours.scales[:, :6], theirs.scales)
+    np.testing.assert_allclose(ours.scales[:, :6], theirs.scales, rtol=1e-6)
 
 
 def by_definition(W: np.ndarray, Q: Any, H: np.ndarray) -> np.ndarray:
@@ -91,6 +95,23 @@ def test_blocks_of_rows_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = quantize(W, 4, 16, method="gptq", hessian=H)
     assert np.array_equal(whole.codes, parts.codes)
     assert parts.error == pytest.approx(whole.error)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_has_no_code_is_named_by_its_place(limit: Any, ordered: bool) -> None:
+    limit(second_order, _ROW_ELEMENTS=3 * 64)
+    H, rng = moments(64), np.random.default_rng(8)
+    order = rng.permutation(64).astype(np.int32) if ordered else np.arange(64, dtype=np.int32)
+    for row in (0, 4, 6):
+        column = int(rng.integers(64))
+        W = normal(7, 64)
+        W[row, column] = np.nan
+        with pytest.raises(ValueError, match=rf"W\[{row}, {column}\] is nan"):
+            quantize(W, 4, 16, method="gptq", hessian=H, perm=order)
+        W[row, column] = 1e9
+        group = int(np.flatnonzero(order == column)[0]) // 16
+        with pytest.raises(ValueError, match=f"row {row}, group {group} overflows float16"):
+            quantize(W, 4, 16, scale_dtype="float16", method="gptq", hessian=H, perm=order)
 
 
 def test_libraries_dtypes_and_sizes_of_nothing() -> None:

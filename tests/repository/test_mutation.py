@@ -161,3 +161,23 @@ def test_the_page_counts_what_the_records_say(
     assert "damaged files: 1,100 cases, 2 bad" in text
     assert "damaged files: tuned, damaged files: compiled: 100 cases, 2 bad" in text
     assert "no device on record" in text
+
+
+def test_conditions_lose_one_part_and_calls_an_option_that_is_handed_on() -> None:
+    text = "if a < 0 or b and c:\n    f(a, bits=bits, size=2, method=method)\n    g(b=b.c)\n"
+    assert {(old, new) for _, old, new, _ in mutation.conditions_of("a.py", text)} == {
+        ("a < 0 or b and c", "b and c"),
+        ("a < 0 or b and c", "a < 0"),
+        ("b and c", "c"),
+        ("b and c", "b"),
+    }
+    ends = [new for *_, new, _ in mutation.conditions_of("a.py", "x = 0 <= y < f(z)\n")]
+    assert ends == ["y < f(z)", "0 <= y"]
+    dropped = [(old, new) for _, old, new, _ in mutation.keywords_of("a.py", text)]
+    assert dropped == [(", bits=bits", ""), (", method=method", "")]
+
+
+def test_tests_named_after_a_module_watch_it() -> None:
+    fault = mutation.Fault("src/gemmule/quant/second_order.py", 0, "", "", "by hand")
+    assert "tests/quant/test_second_order.py" in mutation.watching(fault)
+    assert "tests/quant/test_quant.py" in mutation.watching(fault)

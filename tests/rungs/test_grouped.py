@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import random
 import struct
 from typing import Any
 
@@ -162,14 +164,56 @@ def test_a_stack_of_codes() -> None:
     np.testing.assert_array_equal(gm.grouped_matmul(a, again, ENDS), found)
     with pytest.raises(ValueError, match="are no 9 experts"):
         gm.QuantizedStack.from_matrix(stack.matrix, 9)
-    with pytest.raises(ValueError, match="not transposed or permuted"):
-        gm.QuantizedStack.from_matrix(stack.matrix.T, 1)
+    rows = w.swapaxes(1, 2).reshape(-1, 96)
+    order = np.arange(96)[::-1].astype(np.int32)
+    for other in (
+        stack.matrix.T,
+        gm.quantize(rows, 4, 32, perm=order),
+        gm.quantize(rows, 8, None, symmetric=True),
+    ):
+        with pytest.raises(ValueError, match="not transposed or permuted"):
+            gm.QuantizedStack.from_matrix(other, 1)
     with pytest.raises(TypeError, match="must be a stack"):
         gm.grouped_matmul(a, stack.matrix, ENDS)
     with pytest.raises(ValueError, match=r"A matrix goes to gemmule\.quantize"):
         gm.quantize_experts(w[0])
     with pytest.raises(IndexError, match="expert 7 of 7"):
         stack[7]
+
+
+def test_what_is_not_said_of_a_stack_is_as_of_a_matrix() -> None:
+    ours, theirs = (inspect.signature(f).parameters for f in (gm.quantize_experts, gm.quantize))
+    for name, parameter in ours.items():
+        assert (parameter.default, parameter.kind) == (theirs[name].default, theirs[name].kind)
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_a_stack_is_each_expert_quantised_alone(number: int) -> None:
+    rng = random.Random(number)
+    k, n = rng.choice((1, 17, 64, 96)), rng.randint(1, 9)
+    w = np.random.default_rng(number).standard_normal((3, k, n)).astype(np.float32)
+    options = {
+        "bits": rng.choice((4, 8)),
+        "group_size": rng.choice((16, 32, -1)),
+        "symmetric": rng.random() < 0.5,
+        "scale_dtype": rng.choice(("float32", "float16")),
+    }
+    options["method"] = rng.choice(("rtn", "mse", *([] if options["symmetric"] else ["hqq"])))
+    stack = gm.quantize_experts(w, **options)
+    dtype = rng.choice(("float32", "float64"))
+    whole = stack.dequantize(dtype)
+    assert (whole.dtype, whole.shape, len(stack)) == (dtype, w.shape, 3)
+    for expert in (0, 1, 2, -1, -3):
+        alone = gm.quantize(w[expert].T, **options).T
+        for one in (stack[expert], alone):
+            assert (one.shape, one.bits, one.group_size) == (
+                (k, n),
+                options["bits"],
+                alone.group_size,
+            )
+            np.testing.assert_array_equal(one.dequantize(dtype), whole[expert])
+        np.testing.assert_array_equal(stack[expert].codes, alone.codes)
+        np.testing.assert_array_equal(stack[expert].scales, alone.scales)
 
 
 @needs_emulator
@@ -331,7 +375,10 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
     from gemmule.backends.cuda.device_array import DeviceArray
     from gemmule.core.caches import forget_plans
 
-    native = SimpleNamespace(_cuda_getDevice=lambda: 0, _cuda_getCurrentRawStream=lambda number: 0)
+    current = [0]  # device
+    native = SimpleNamespace(
+        _cuda_getDevice=lambda: current[0], _cuda_getCurrentRawStream=lambda number: 0
+    )
     library = SimpleNamespace(
         Tensor=Tensor, _C=native, nn=SimpleNamespace(Parameter=Tensor), float16="float16"
     )
@@ -348,16 +395,40 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
         left, right, ends = (Tensor(gm.asarray(one, device="cuda")) for one in (a, w, ENDS))
         general: list[Any] = []
         monkeypatch.setattr(grouped, "multiplied", lambda *given: general.append(given))
-        for other in (ends, Tensor(gm.asarray(ENDS, device="cuda"))):
-            found = grouped.grouped_product(left, right, other, None, grouped.DEFAULT)
-            assert isinstance(found, Tensor)
-            assert (found.shape, found.dtype) == ((50, 48), "float16")
-            host = gm.asarray(found.array, device="cpu")
-            np.testing.assert_array_equal(host[:48], wanted)
-        assert not general
-        right.negated = True
-        assert grouped.grouped_product(left, right, ends, None, grouped.DEFAULT) is None
-        assert len(general) == 1, "its memory holds other numbers: left to the general path"
+
+        def judge(*operands: Any, straight: bool) -> None:
+            """See that a call is right where it goes straight, and does so only where it may."""
+            found = grouped.grouped_product(*operands, None, grouped.DEFAULT)
+            assert (found is not None) == straight == (not general)
+            general.clear()
+            if found is not None:
+                assert isinstance(found, Tensor)
+                assert (found.shape, found.dtype) == ((50, 48), "float16")
+                host = gm.asarray(found.array, device="cpu")
+                np.testing.assert_array_equal(host[:48], wanted)
+
+        def moved(array: Array, strides: tuple[int, ...], first: int = 0) -> Any:
+            """Return the operand of A's or W's shape whose numbers lie so in a device's memory."""
+            put = gm.asarray(array, device="cuda")
+            shape = a.shape if len(strides) == 2 else w.shape
+            here = {"shape": shape, "strides": strides, "pointer": put.pointer + 2 * first}
+            return Tensor(SimpleNamespace(dtype="float16", held=put, **here))
+
+        others = [left, moved(np.repeat(a, 2, 0), (256, 1))]
+        flat = np.concatenate([np.zeros(1, a.dtype), a.ravel()])
+        weights = [right, moved(np.ascontiguousarray(w.swapaxes(1, 2)), (128 * 48, 1, 128))]
+        for x in others:  # alike in all but where their numbers lie
+            for matrices in weights:
+                for offsets in (ends, Tensor(gm.asarray(ENDS, device="cuda"))):
+                    judge(x, matrices, offsets, straight=True)
+        judge(moved(flat, (128, 1), 1), right, ends, straight=False)
+        flat = np.concatenate([np.zeros(1, w.dtype), w.ravel()])
+        judge(left, moved(flat, (128 * 48, 48, 1), 1), ends, straight=False)
+        current[0] = 1
+        judge(left, right, ends, straight=False)
+        current[0] = 0
+        right.negated = True  # its memory holds other numbers
+        judge(left, right, ends, straight=False)
 
     with emulated(1):
         multiply()

@@ -13,7 +13,6 @@ import pytest
 import gemmule as gm
 from gemmule.backends.cpu import amx
 from gemmule.backends.cpu.target import has_wide_vectors
-from gemmule.rungs.quantized.cpu._operands import stored
 from gemmule.rungs.quantized.cpu.blocks import rounded
 from gemmule_lab.verify import check
 from quantized_products import activations, make_matrix
@@ -87,19 +86,3 @@ def test_what_tiles_take_for_zero_is_multiplied_in_other_registers(size: float) 
     truth = Q.dequantize("float64") @ B.astype(np.float64)
     assert np.abs(C - truth).max() <= 2.0**-148, "what the plain rung gives"
     assert np.abs(truth).max() > 2.0**-145
-
-
-def test_the_least_weight_and_those_that_are_no_numbers() -> None:
-    def least(zeros: float | None, scale: float) -> int:
-        point = None if zeros is None else np.full((1, 1), zeros, np.float32)
-        codes, scales = np.zeros((1, 8), np.uint8), np.full((1, 1), scale, np.float32)
-        Q = gm.QuantizedMatrix.from_parts(
-            codes, scales, point, shape=(1, 8), bits=8, group_size=None
-        )
-        return rounded.least_exponent(stored(Q))
-
-    assert least(None, 1.0) == 127
-    assert least(3.0, 2.0**-10) == 117
-    assert least(3.25, 1.0) == 125
-    assert least(None, 2.0**-140) == 0
-    assert least(None, 2.0**121) == 0

@@ -70,6 +70,17 @@ class Handle:
         return self.tensor
 
 
+INBOXES: list[Any] = []
+
+
+def left_over(size: int, dtype: Any, device: Any) -> Any:
+    """Return memory that still holds words of the first two products of an exchange before."""
+    half = size // 2
+    words = torch.tensor([(2 << 32) + 7] * half + [(1 << 32) + 7] * (size - half), dtype=dtype)
+    INBOXES.append(words)
+    return words
+
+
 @pytest.fixture
 def exchange() -> Iterator[sharded.Exchange]:
     with socket.socket() as free:
@@ -81,7 +92,7 @@ def exchange() -> Iterator[sharded.Exchange]:
     streams["is_current_stream_capturing"].return_value = False
     streams["device"] = mock.Mock(return_value=contextlib.nullcontext())
     memory = {
-        "empty": lambda size, dtype, device: torch.full((size,), 7, dtype=dtype),
+        "empty": left_over,
         "rendezvous": lambda tensor, group: Handle(tensor),
     }
     with contextlib.ExitStack() as undo:
@@ -118,6 +129,13 @@ def test_products_of_several_matrices_share_an_exchange(exchange: sharded.Exchan
     assert other.waits == 1, "a product on another stream waits for the one before"
 
 
+def test_words_left_in_memory_are_no_results(exchange: sharded.Exchange) -> None:
+    """They bear the numbers of the first products, so that a late rank would not be seen."""
+    assert exchange.most_rows == 100
+    assert INBOXES[-1].numel() >= 200
+    assert not INBOXES[-1].any()
+
+
 def test_what_does_not_fit_is_refused(exchange: sharded.Exchange) -> None:
     A = integers(8, 40, dtype=torch.float32)
     W, x = sharded.ShardedMatrix(A, exchange), integers(40, dtype=torch.float32)
@@ -133,8 +151,9 @@ def test_what_does_not_fit_is_refused(exchange: sharded.Exchange) -> None:
     for out in (torch.empty(9), torch.empty(8, dtype=torch.float64), torch.empty(16)[::2]):
         with pytest.raises(ValueError, match="out has"):
             W.matvec(x, out=out)
-    with pytest.raises(ValueError, match="both are positive"):
-        sharded.Exchange(0, device=torch.device("cpu"))
+    for rows, seconds in ((0, 10.0), (-1, 10.0), (5, 0.0), (5, -1.0), (5, float("nan"))):
+        with pytest.raises(ValueError, match="both are positive"):
+            sharded.Exchange(rows, device=torch.device("cpu"), timeout_s=seconds)
 
 
 def test_what_is_no_exchange_is_refused() -> None:

@@ -20,7 +20,7 @@ from gemmule.quant.stack import QuantizedStack
 
 
 def through(a: Any, w: Any, ends: Any, out: Any, options: Options) -> Any:
-    """Return the product by the operator; with a stack of codes its gradient reaches A alone."""
+    """Return the product by the operator; beside a stack of codes without gradients."""
     refuse_out("grouped_matmul", a, w, out)
     if options.rung is not None:
         raise ValueError(
@@ -175,6 +175,8 @@ class _Outer(torch.autograd.Function):  # type: ignore[misc]
 def _each(info: Any, dims: Any, operands: tuple[Any, ...], one: Any) -> Any:
     """Return a batch of results, one by one: each entry may have offsets of its own."""
     moved = [t if d is None else t.movedim(d, 0) for t, d in zip(operands, dims, strict=False)]
+    # Of integers, as offsets are, a product takes but what lies in one piece.
+    moved = [t if t.is_floating_point() else t.contiguous() for t in moved]
     batched = [d is not None for d in dims[: len(operands)]]
     results = []
     for i in range(info.batch_size):

@@ -74,14 +74,18 @@ def _as_options(given: dict[str, Any]) -> Options:
 # ---- what it will look like: shapes and dtypes alone --------------------------------------------
 def _result(op: str, a: Any, b: Any, out_dtype: Any) -> tuple[tuple[Any, ...], torch.dtype]:
     """Return shape and dtype of a product; sizes may be symbols. Raises as the product would."""
-    if a.device != b.device:
-        raise TypeError(
-            f"{NAMES[op][0]} lies on {a.device} and {NAMES[op][1]} on {b.device}; both must lie on "
-            "one device. Move one of them first."
-        )
+    _one_device(NAMES[op][0], a, NAMES[op][1], b)
     given = [check_dtype(_name(t.dtype), name) for t, name in zip((a, b), NAMES[op], strict=True)]
     dtype = result_dtype(given[0], given[1], None if out_dtype is None else _name(out_dtype))
     return _shape(op, a.shape, b.shape), getattr(torch, dtype)
+
+
+def _one_device(name: str, one: Any, other_name: str, other: Any) -> None:
+    if one.device != other.device:
+        raise TypeError(
+            f"{name} lies on {one.device} and {other_name} on {other.device}; both must lie on one "
+            "device. Move one of them first."
+        )
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -123,6 +127,7 @@ def _fake(op: str) -> Callable[..., Any]:
 def _out_fake(op: str) -> Callable[..., None]:
     def look(a: Any, b: Any, *, out: Any, out_dtype: Any = None, **options: Any) -> None:
         shape, dtype = _result(op, a, b, out_dtype)
+        _one_device(NAMES[op][0], a, "out", out)
         check_result(tuple(out.shape), _name(out.dtype), shape, _name(dtype))
 
     return look

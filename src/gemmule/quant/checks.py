@@ -234,14 +234,17 @@ def _per_group(
     return array
 
 
-def scales_fit(scales: Any, group_size: int | None, first_row: int = 0) -> None:
-    """Require scales that `quantize` computed, of any library, to be finite in their dtype."""
+def scales_fit(scales: Any, group_size: int | None, first_row: int = 0, first: int = 0) -> None:
+    """Require scales that `quantize` computed, of any library, to be finite in their dtype.
+
+    first_row, first: row and group of the first of them.
+    """
     xp = library_of(scales).xp
     finite = xp.isfinite(scales)
     if bool(finite.all()):
         return
     row, group = (int(i) for i in xp.argwhere(~finite)[0])
-    place = "the matrix" if group_size is None else f"row {first_row + row}, group {group}"
+    place = "the matrix" if group_size is None else f"row {first_row + row}, group {first + group}"
     remedy = "scale W down" if dtype_name(scales) == "float32" else "use scale_dtype='float32'"
     raise ValueError(f"the scale of {place} overflows {dtype_name(scales)}: {remedy}")
 

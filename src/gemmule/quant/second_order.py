@@ -137,7 +137,7 @@ class _Rows:
             self.wanted.scale_dtype,
         )
         scales, zeros = fit(task, "mse" if self.wanted.symmetric else "hqq", low, high)
-        checks.scales_fit(scales, self.wanted.group_size, self.first_row)
+        checks.scales_fit(scales, self.wanted.group_size, self.first_row, group)
         self.scales[:, group] = scales[:, 0]
         self.zeros[:, group] = zeros if isinstance(zeros, float) else zeros[:, 0]
 

@@ -11,6 +11,7 @@ import pytest
 import gemmule as gm
 from emulated_driver import emulated
 from gemmule_lab.bench import suites
+from gemmule_lab.harness import device_operands
 from gemmule_lab.harness.device_operands import device_sets, judge, judge_ends
 from gemmule_lab.harness.operands import OperandSet
 from gemmule_lab.harness.products import FORMATS, Product
@@ -81,3 +82,17 @@ def test_any_element_of_a_float_product_is_judged(shape: tuple[int, int], width:
             said = str(error)
         assert "are wrong" in said
         del one, plan, choice, wrong, given  # before the device goes
+
+
+@pytest.mark.parametrize("form", ["float32", "int8 codes", "int4 g32 x float16"])
+def test_cold_sets_lie_in_memory_of_their_own(limit: Any, form: str) -> None:
+    """What rotates is read from memory only where no two sets are the same bytes."""
+    limit(device_operands, MOST_SETS=3)
+    with emulated(seed=1):
+        sets = device_sets(Product("matvec", form, (40, 64)))
+        assert len(sets.items) == 3
+        for part in ("a", "b", "out"):
+            held = [getattr(one, part) for one in sets.items]
+            codes = [getattr(one, "codes", one) for one in held]
+            assert len({one.pointer for one in codes}) == 3, part
+        del sets, held, codes

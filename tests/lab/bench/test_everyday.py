@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule.backends.cpu.threads import thread_count
 from gemmule_lab.bench import everyday
 from gemmule_lab.harness.host import HostBench
 from gemmule_lab.records import results
@@ -40,12 +42,14 @@ def test_every_kind_of_case_has_its_rows_on_disk(
     assert all((row.error_ratio or 0) <= 1 for row in rows)
     coded = [row for row in rows if "codes" in row.group]
     assert len(coded) == 4 * (len(everyday.GROUPS) - 1)
-    busy = rows[-1]
-    assert set(busy.speedups) == {
+    late = rows[-1]
+    assert set(late.speedups) == {
         words for one in (everyday.BARE, "numpy") for words in (one, everyday.LATE.format(one))
     }
     assert children
     assert all(child.returncode is not None for child in children)
+    busy = [child for child in children if child.args[0] == sys.executable]
+    assert len(busy) == thread_count() * len(everyday.BUSY)
     assert "99th percentile" in capsys.readouterr().out
 
 

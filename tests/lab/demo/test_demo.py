@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+import lab_rows
+from gemmule.core.problem import Problem
 from gemmule_lab.cli import run
+from gemmule_lab.commands import demo as demo_command
 from gemmule_lab.demo import model, story
 from gemmule_lab.demo import run as demo_run
 from gemmule_lab.demo.model import Unreachable, Weights, made_weights
@@ -21,7 +24,9 @@ from gemmule_lab.harness import host as host_bench
 from gemmule_lab.harness.host import HostBench
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row, Speedup
-from gemmule_lab.report.render import print_table
+from gemmule_lab.report.charts import Dots
+from gemmule_lab.report.render import Figure, Story, print_table
+from gemmule_lab.report.tables import TableData
 
 TINY = {(3, 40): 2, (33, 17): 1}
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
@@ -274,3 +279,35 @@ def test_the_table_is_grouped_by_operation_and_shape(capfd: pytest.CaptureFixtur
     print_table(made[0])
     text = capfd.readouterr().out
     assert "[bold]x[/bold]" in text
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_the_cpu_takes_part_unless_a_gpu_is_asked_for(
+    device: str | None, gpu: bool, tmp_path: Path, fault: Callable[..., Any]
+) -> None:
+    """By default the CPU, and the GPU where there is one."""
+    told = story_of("What CPUs do."), story_of("What GPUs do.")
+    here, row = lab_rows.machine(), lab_rows.result_row("x", 1.0, Problem("matvec", 4, 4))
+
+    def measured(sound: Any, weights: Any, lines: Path, seconds: float) -> Any:
+        results.append(lines, [here, replace(row, environment=here.id)])
+        return told[0]
+
+    fault(demo_command, "_on_cpu", measured)
+    if device is None:
+        fault(demo_command, "_gpu", lambda sound, device: "a GPU" if gpu else None)
+    if device is None and gpu:
+        fault(demo_command, "_on_gpu", lambda sound, bench, lines: told[1])
+    given = [] if device is None else ["--device", device]
+    assert run(["demo", "--made", "--out", str(tmp_path), *given]) == 0
+    (page,) = tmp_path.glob("*.html")
+    text = page.read_text()
+    assert told[0].sentence in text
+    assert (told[1].sentence in text) == (device is None and gpu)
+
+
+def story_of(sentence: str) -> Story:
+    rows = {"a": {"x": (2.0, 1.5, 3.0)}}
+    chart = Figure(Dots("t", "s", rows, ("x",), ""), TableData("t", ("a",), (("1",),), (True,)))
+    return Story(sentence, chart, ())

@@ -88,6 +88,19 @@ def test_numbers_that_the_class_does_not_hold_are_refused(tmp_path: Path) -> Non
             read(tmp_path, matlab(kind, 0, stored, [values]))
 
 
+def test_numbers_that_the_class_holds_are_read_whatever_they_are_stored_in(tmp_path: Path) -> None:
+    special = [1, np.nan, -np.inf, 0.5]
+    for kind, stored, values, dtype in (
+        (7, (9, "f8"), special, "float32"),
+        (6, (7, "f4"), special, "float64"),
+        (12, (9, "f8"), [1, 2, -3, 4], "int32"),
+        (7, (5, "i4"), [1, 2, 3, 2**24], "float32"),
+    ):
+        found = read(tmp_path, matlab(kind, 0, stored, [values]))
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, np.array(values).reshape(2, 2).T)
+
+
 CRASHES = """
 import sys
 from gemmule_lab.files.matrices import read_matrix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import pytest
 import safetensors
 import safetensors.numpy
 
+import gemmule as gm
+from gemmule.core.problem import numpy_dtype
 from gemmule.storage.atomic import new_file, replace_text
 from gemmule_lab.files import multiply as multiplying
 from gemmule_lab.files.matrices import read_matrix
@@ -275,3 +278,24 @@ def test_what_killed_writers_left_is_removed_by_the_next(tmp_path: Path) -> None
             pass
     assert not gone.exists()
     assert all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+def test_the_result_is_of_the_dtype_that_the_product_has(op: str, bits: Any) -> None:
+    """Asked before anything is multiplied: a file of that dtype is made first."""
+    dtypes = ("float64", "float32", "float16", "bfloat16", "int8")
+    for matrix, other, wide in itertools.product(dtypes, dtypes, (None, "float32", "float64")):
+        a = np.ones((32, 32)).astype(numpy_dtype(matrix))
+        b = np.ones((32, 3) if op == "matmul" else 32).astype(numpy_dtype(other))
+        left, right = (b, a) if op == "vecmat" else (a, b)
+        job = Job(op, left, right, bits=bits, group_size=32, out_dtype=wide)
+        coded = a if bits is None else gm.quantize(a.astype("f4"), bits, 32)
+        given = (b, coded) if op == "vecmat" else (coded, b)
+        try:
+            wanted = getattr(gm, op)(*given, out_dtype=wide).dtype
+        except (TypeError, ValueError):
+            with pytest.raises((TypeError, ValueError)):
+                assert job.result is None
+        else:
+            assert numpy_dtype(job.result) == wanted

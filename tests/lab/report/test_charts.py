@@ -218,6 +218,25 @@ def test_each_lone_point_has_a_dot_and_each_crowded_one_none() -> None:
         assert (plots.DENSE in below(drawing)) == dense
 
 
+def test_each_ratio_is_told_by_its_value_not_by_an_end() -> None:
+    rows = {"matvec": {"ours": (2.0, 1.5, 3.0), "other": (0.5, 0.25, 0.75)}, "vecmat": {}}
+    assert charts.Dots("t", "s", rows, ("ours", "other"), "").told.startswith(
+        "matvec: ours 2.00, other 0.50"
+    )
+
+
+def test_bars_of_groups_keep_their_ranges_limits_and_values() -> None:
+    head, mark = pictures.Head("x", "t", "s"), Mark("limit", 9.0)
+    groups, ends = {"a": {"us": 2.0}, "b": {"us": 5.0}}, {"a": (1.0, 3.0)}
+    ((name, chart),) = pictures.bars(head, groups, "us", limit=mark, ends=ends)
+    assert (name, chart.title, chart.subtitle, chart.limit) == ("x", "t", "s", mark)
+    found = [(bar.label, bar.parts, bar.note, bar.ends) for bar in chart.bars]
+    assert found == [
+        ("a", (2.0,), "2.00 us (1.00 to 3.00)", (1.0, 3.0)),
+        ("b", (5.0,), "5.00 us", None),
+    ]
+
+
 def test_the_ceiling_of_kernels_is_a_line_and_what_lies_beyond_is_told() -> None:
     for rate, told in ((126e3, True), (60e3, False)):
         here = dataclasses.replace(

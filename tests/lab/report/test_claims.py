@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,6 +77,51 @@ def test_surely_is_said_beyond_what_quiet_runs_differ_by() -> None:
     told = words(row(64, {"numpy": up(0.9)}), row(128, {"numpy": up(1.2)}))
     assert "surely faster on 1, surely slower on 1 of 2 products" in told
     assert "It lost on 1 product: 1 of matvec float32; at worst 0.90x numpy (64 x 64" in told
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_counts_worst_loss_and_reach_are_those_of_the_rows(seed: int) -> None:
+    """Random rows, cold and warm, ours and a peer's, disturbed or flagged, are counted here too."""
+    rng, rows, counted, reach = random.Random(seed), list[Row](), list[tuple[float, str]](), [0.0]
+    harmless = ("above the read ceiling by 12 %",)
+    for size in (64, 128, 256, 512, 1024):
+        for temperature in ("cold", "warm")[: rng.randint(1, 2)]:
+            value = rng.choice((0.5, 0.8, 0.97, 0.995, 1.0, 1.03, 1.5)) + rng.random() / 50
+            one = up(value, rng.choice((0.002, 0.01, 0.05)), rng.choice((0.95, 0.95, 0.0)))
+            flags = rng.choice(((), (), harmless, BUSY))
+            percent = rng.choice((None, 20.0 + rng.random() * 80))
+            ours = row(size, {"numpy": one}, temperature=temperature, flags=flags)
+            ours = dataclasses.replace(ours, percent_of_ceiling=percent)
+            peer = row(size, {}, temperature=temperature, flags=rng.choice(((), (), (), TAKEN)))
+            rows += [ours, dataclasses.replace(peer, name="numpy", kind="peer")]
+            reach += [percent] if percent and not flags else []
+            if one.confidence and flags != BUSY and not rows[-1].flags:
+                counted.append((one.value, verdict(one)))
+    rng.shuffle(rows)
+    told, names = words(*rows), [name for _, name in counted]
+    if not counted:
+        assert "nothing can be said" in told
+        return
+    for name, said in claims.TALLIED.items():
+        found = re.search(rf"[ ,]{said} (\d+)", told)
+        assert (int(found[1]) if found else 0) == names.count(name)
+    assert f" of {len(counted)} product" in told
+    lost = min((value for value, name in counted if name == "slower"), default=None)
+    worst = "surely slower on none" if lost is None else f"at worst {lost:.2f}x numpy"
+    assert worst in told
+    best = f"at up to {max(reach):.0f} % of" if max(reach) else "It reads"
+    assert (best in told) == bool(max(reach))
+    left = len(rows) // 2 - len(counted)
+    assert (f"No claim rests on {left} more" in told) == bool(left)
+
+
+def verdict(one: Speedup) -> str:
+    """Return what an interval shows beyond 2 percent on either side, as the page promises it."""
+    if one.low > 1.02:
+        return "faster"
+    if one.high < 1 / 1.02:
+        return "slower"
+    return "same" if one.low >= 1 / 1.02 and one.high <= 1.02 else "undecided"
 
 
 def test_what_users_get_is_told_apart_from_what_they_ask_for_by_name() -> None:

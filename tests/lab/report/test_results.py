@@ -86,6 +86,21 @@ def test_busy_machine_is_flagged() -> None:
     assert make_row(machine(), facts, throttled).flags == ("clocks lowered (NVML reasons 0x44)",)
 
 
+@pytest.mark.parametrize("cut", [(), (0,), (1,), (0, 1)])
+def test_a_page_of_several_files_says_that_one_was_cut_off(tmp_path, cut) -> None:
+    from gemmule_lab.cli import run
+
+    files = [tmp_path / f"{number}.jsonl" for number in range(2)]
+    for number, path in enumerate(files):
+        here = machine(device=f"CPU {number}")
+        append(path, [here, row(here), row(here, us=50)])
+        if number in cut:
+            path.write_bytes(path.read_bytes()[:-20])
+    page = tmp_path / "page.html"
+    assert run(["report", *map(str, files), "-o", str(page)]) == 0
+    assert ("was cut off" in page.read_text()) == bool(cut)
+
+
 def test_torn_last_line_is_overlooked_then_dropped(tmp_path) -> None:
     path, here = tmp_path / "r.jsonl", machine()
     append(path, [here, row(here)])

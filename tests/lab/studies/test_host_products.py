@@ -23,10 +23,12 @@ from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.registry import ladder
 from gemmule.errors import DeviceError
+from gemmule.oracle.problems import make_problem
 from gemmule.storage import lines
 from gemmule_lab import studies
 from gemmule_lab.bench import host_to_host
 from gemmule_lab.ceilings.device import filled
+from gemmule_lab.harness import device as harness_device
 from gemmule_lab.harness import device_operands
 from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.products import Product
@@ -408,3 +410,18 @@ def test_a_bench_on_a_gpu_times_every_kind_of_product(
     assert 0 <= row.error_ratio <= 1
     assert again == ("again", 1, "warm")
     assert [one.name for one in absent] == ["jax"]
+
+
+def test_a_peer_is_judged_once_for_each_kind_of_product(fault: Callable[..., Any]) -> None:
+    peer: Any = SimpleNamespace(name="peer")
+    asked = fault(
+        harness_device, "check", lambda sound, peer, problem: f"wrong {problem.op} of {problem.a}"
+    )
+    kinds = [(op, a) for op in ("matvec", "matmul") for a in ("float32", "float16")]
+    with device():
+        bench = DeviceBench(seconds=1e-3)
+        for op, a in 2 * kinds:
+            problem = make_problem(op, 500, 400, 30 if op == "matmul" else 1, (a, a, a))
+            assert bench.checked(peer, problem) == f"wrong {op} of {a}"
+        del bench
+    assert [(problem.op, problem.a) for _, problem in asked] == kinds

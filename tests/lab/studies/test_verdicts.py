@@ -18,6 +18,7 @@ from gemmule.oracle.problems import make_problem
 from gemmule_lab import studies
 from gemmule_lab.commands.study import study as command
 from gemmule_lab.studies import store
+from gemmule_lab.studies.documents import document_000
 from gemmule_lab.studies.grid import Cell
 from gemmule_lab.studies.records import CONFIRMED, NOT_MEASURABLE, Rows
 from lab_rows import recorded, study_row
@@ -62,6 +63,20 @@ def test_a_planted_row_changes_verdict_and_recomputation_alike(
     monkeypatch.setitem(recomputed.ROWS, "003", (slow, recomputed.ROWS["003"][1]))
     assert HELD["003/int8-over-fp16"]
     assert not recomputed.HOLDS["003/int8-over-fp16"]()
+
+
+@pytest.mark.parametrize("down", [1.5, 40.0])  # growth of the bandwidth from end to end
+@pytest.mark.parametrize("across", [1.1, 5.0])
+def test_a_rule_of_two_conditions_needs_both(down: float, across: float) -> None:
+    document = studies.load("000")
+    (claim,) = [one for one in document.claims if one.id == "rows"]
+    rows = [
+        study_row("000", document_000.EXPERIMENT, document_000.BASIC, 5.0, m=m, n=n,
+                  figures={"gbs": 10 * down ** (m // 256) * across ** (n // 256)})
+        for m in (64, 256) for n in (64, 256)
+    ]  # fmt: skip
+    finding = claim.judge(Rows(rows))
+    assert (finding.outcome == CONFIRMED) == (down == 40.0 and across == 1.1)
 
 
 @pytest.mark.parametrize("number", [*studies.NUMBERS, "index"])
