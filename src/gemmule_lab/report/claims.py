@@ -20,7 +20,7 @@ REPEATS_WITHIN = 0.02  # what a ratio of two quiet runs differs by in nine of te
 OTHERS = "the fastest other"
 ASKED = DEFAULT, ROUNDED, NAMED = "by default", "int8 activations, by name", "a rung by name"
 OPS = ("matvec", "vecmat", "matmul")
-PLAIN_DTYPES = ("float64", "float32", "int64")
+PLAIN_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64")
 
 
 @dataclass(frozen=True, slots=True)
