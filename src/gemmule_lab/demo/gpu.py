@@ -189,7 +189,7 @@ def _tokens(tokens: int) -> str:
 
 def sentences(device: str, found: Sequence[Sum]) -> tuple[str, ...]:
     """Return what to remember of a GPU: its layers by format and tokens, then what loses."""
-    told = []
+    told: list[str] = []
     for layer in dict.fromkeys(one.layer for one in found):
         mine = [one for one in found if one.layer is layer and one.ratio is not None]
         parts = [
