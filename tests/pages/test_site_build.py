@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,12 +74,12 @@ def test_every_public_name_has_its_text(built: Path) -> None:
             assert f'id="{module}.{name}"' in text, name
 
 
-def _soon(happened: Callable[[], bool]) -> bool:
-    """Wait until something has happened; a page that goes away answers nothing."""
+def _reaches(browser: chromium.Chromium, page: Path) -> bool:
+    """Wait until a browser is on a page; one that goes away answers nothing."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         with suppress(RuntimeError):
-            if happened():
+            if browser.run("location.href") == page.as_uri():
                 return True
         time.sleep(0.05)
     return False
@@ -111,11 +110,9 @@ def test_a_reader_switches_to_another_version_and_stays_on_the_page(
             assert browser.run(f"{chosen}.checkVisibility()")
             assert browser.run(f"{chosen}.value") == built.name
             browser.run(f"{chosen}.value = '{version}'; setTimeout({chosen}.onchange, 50); 0")
-            wanted = (tmp_path / there).with_suffix(".html").as_uri()
-            assert _soon(lambda: browser.run("location.href") == wanted)
+            assert _reaches(browser, tmp_path / f"{there}.html")
         browser.ask("Page.navigate", url=(tmp_path / "index.html").as_uri())
-        wanted = (tmp_path / "0.10.0" / "index.html").as_uri()
-        assert _soon(lambda: browser.run("location.href") == wanted), "the newest"
+        assert _reaches(browser, tmp_path / "0.10.0" / "index.html"), "the newest"
     finally:
         browser.close()
 

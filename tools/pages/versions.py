@@ -1,7 +1,7 @@
-"""Versions of the site side by side: each in a folder of its name, and a list that all of them read.
+"""Versions of the site side by side, each in a folder of its name, and a list that all read.
 
-A folder of sites has ``<version>/``, ``versions.js``, which tells every page what there is to switch
-to, and ``index.html``, which leads to the newest. Nothing is asked of a server.
+A folder of sites has ``<version>/``, ``versions.js``, which tells every page what there is to
+switch to, and ``index.html``, which leads to the newest. Nothing is asked of a server.
 """
 
 from __future__ import annotations
