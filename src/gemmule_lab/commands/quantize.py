@@ -31,6 +31,10 @@ def quantize(
     from gemmule.torch.pretrained import GemmuleConfig
     from gemmule_lab.progress import tracked
 
+    if out.resolve() == model.resolve():
+        raise ValueError(
+            f"OUT is {model} itself, whose floats it would replace; name another folder."
+        )
     kept = [*keep, "lm_head"] if keep else None
     config = GemmuleConfig(int(bits), group_size, method=method, modules_to_not_convert=kept)
     count, weights = quantise_folder(model, out, config)

@@ -59,6 +59,7 @@ def report(
 
 def _results(files: Sequence[Path], output: Path | None, title: str) -> None:
     """Write one page of all results, or print their tables."""
+    from gemmule_lab.progress import working
     from gemmule_lab.records import results
     from gemmule_lab.report import render as pages
     from gemmule_lab.report.tables import counted
@@ -77,7 +78,8 @@ def _results(files: Sequence[Path], output: Path | None, title: str) -> None:
     if output is None:
         pages.print_tables(merged, pages.wide_console())
         return
-    pages.write_html(merged, output, title=title)
+    with working("drawing"):
+        pages.write_html(merged, output, title=title)
     click.echo(f"wrote {output}: {counted(len(merged.rows), 'row', 'rows')}")
 
 
