@@ -27,6 +27,7 @@ Option = Callable[[Command], Command]
 
 RESULTS = Path("results")
 OPS = ("matvec", "vecmat", "matmul")
+MOST_LETTERS = 40  # of choices that stand beside an option's name
 RUNGS = Path(__file__).parents[2] / "gemmule" / "rungs"
 
 
@@ -152,15 +153,24 @@ class Number(click.FloatRange):
 
 def one(name: str, kind: Any, default: Any, words: str | None = None, **more: Any) -> Option:
     """Return an option with a default that is told, of a type or of some choices."""
-    kind = click.Choice(kind) if isinstance(kind, Sequence) else kind
     told = default is not None
-    return click.option(name, type=kind, default=default, show_default=told, help=words, **more)
+    more |= _of(name, kind, words or "")
+    return click.option(name, default=default, show_default=told, **more)
 
 
 def some(name: str, variable: str, words: str, kind: Any = None, **more: Any) -> Option:
     """Return an option that may be repeated, of a type or of some choices."""
-    kind = click.Choice(kind) if isinstance(kind, Sequence) else kind
-    return click.option(name, variable, multiple=True, type=kind, help=words, **more)
+    return click.option(name, variable, multiple=True, **more | _of(name, kind, words))
+
+
+def _of(name: str, kind: Any, words: str) -> dict[str, Any]:
+    """Return what click is told of an option's type; many choices stand in its words."""
+    if not isinstance(kind, Sequence):
+        return {"type": kind, "help": words}
+    if len("|".join(kind)) <= MOST_LETTERS:
+        return {"type": click.Choice(kind), "help": words}
+    told = f"{words} One of {', '.join(kind)}.".strip()
+    return {"type": click.Choice(kind), "help": told, "metavar": name.lstrip("-").upper()}
 
 
 def flag(name: str, words: str) -> Option:
