@@ -186,8 +186,8 @@ def _left_why(machines: Sequence[Environment]) -> str:
     if machines[0].backend == "cuda":  # whose clock other programs do not disturb
         return "which had too few blocks for an interval; `gemmule bench --seconds 3` takes more."
     return (
-        "which other programs disturbed or which had too few blocks for an interval; `gemmule bench "
-        "--patience 600` waits for a quiet machine."
+        "which other programs disturbed or which had too few blocks for an interval; "
+        "`gemmule bench --patience 600` waits for a quiet machine."
     )
 
 
