@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,6 +111,20 @@ def test_others_at_work_are_told(tmp_path: Path) -> None:
     assert found.flags() == ("other programs used 40% of the processors",)
     assert found.flags() == (), "all of them ours"
     assert neighbours.Neighbours(tmp_path / "nowhere").flags() == ()
+
+
+def test_only_processors_count_that_may_be_used(tmp_path: Path, fault: Callable[..., Any]) -> None:
+    """Two loops on a process's two processors are two of 64 of the machine."""
+    fault(os, "sched_getaffinity", lambda sound, pid: {0, 5})
+    stat = tmp_path / "stat"
+    idle = "".join(f"cpu{n} 0 0 0 100 0 0 0 0 0\n" for n in range(64))
+    stat.write_text(f"cpu 0 0 0 6400 0 0 0 0 0\n{idle}")
+    found = neighbours.Neighbours(stat, lambda: 0.0)
+    busy = idle.replace("cpu5 0 0 0 100", "cpu5 100 0 0 100").replace(
+        "cpu0 0 0 0 100", "cpu0 0 0 0 200"
+    )
+    stat.write_text(f"cpu 100 0 0 6500 0 0 0 0 0\n{busy}")
+    assert found.flags() == ("other programs used 50% of the processors",)
 
 
 def test_blocks_are_drawn_as_words() -> None:
