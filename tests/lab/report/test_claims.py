@@ -14,6 +14,7 @@ from checkout import EVIDENCE
 from gemmule.core.problem import Problem
 from gemmule_lab import cli
 from gemmule_lab.harness import neighbours
+from gemmule_lab.records import results
 from gemmule_lab.records.results import append
 from gemmule_lab.records.rows import Row, Speedup
 from gemmule_lab.report import claims
@@ -188,3 +189,20 @@ def test_two_runs_of_a_study_are_compared_by_their_times() -> None:
     assert len(found) > 50
     assert within(found, 0.0) == 1.0
     assert {one.unit for one in found} == {"us"}
+
+
+def test_a_busy_run_on_record_claims_nothing_that_the_quiet_one_contradicts() -> None:
+    """Two processors of a Xeon, alone and beside two busy loops: 3 times torch's speed, and 76."""
+    told: list[dict[tuple[str, str], str]] = []
+    most = 0.0
+    for name in ("quiet", "busy"):
+        rows = results.read(Path(__file__).with_name(f"{name}.jsonl")).rows
+        found = claims.comparisons(rows)
+        told.append({(one.row.group, one.peer): one.verdict for one in found})
+        most = max(one.speedup.value for one in found if one.peer == "torch")
+    quiet, busy = told
+    assert most > 70, "which no summary tells"
+    assert "faster" in quiet.values()
+    sure = {key: verdict for key, verdict in busy.items() if verdict in ("faster", "slower")}
+    assert all(quiet.get(key) in (None, "undecided", verdict) for key, verdict in sure.items())
+    assert not sure, "all of its rows were disturbed"
