@@ -21,6 +21,18 @@ html_theme = "furo"
 html_title = f"gemmule {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["../../versions.js", "versions.js"]  # what lies beside this version; the choice
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/versions.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_copy_source = False
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "friendly", "github-dark"

@@ -14,6 +14,7 @@ INSTALL = {  # what installs the optional dependencies, right from a clone too; 
     "lab": "pip install 'rich>=13.9' 'click>=8.1' 'jinja2>=3.1' 'matplotlib>=3.9'",
     "io": "pip install 'scipy>=1.14'",
     "gguf": "pip install 'gguf>=0.17'",
+    "serve": "pip install 'torch>=2.6' 'transformers>=5.20' 'accelerate>=1.10'",
 }
 
 

@@ -25,6 +25,8 @@ from typing import Any
 
 import click
 
+from gemmule.errors import INSTALL
+
 _FOLDER = Path(__file__).parent / "commands"
 # What were commands, and the modules that they are now: they concern this package's own evidence.
 TOOLS = {
@@ -152,6 +154,9 @@ def run(
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.ClickException as error:
         _say(error.format_message())
         return 2
@@ -206,6 +211,8 @@ def _debug_asked(arguments: list[str]) -> bool:
 
 
 def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
+        return f"this needs {error.name}, which is not installed: {INSTALL['serve']}."
     if isinstance(error, MemoryError) and not str(error):
         return "out of memory."
     if isinstance(error, OSError) and error.errno is not None and error.strerror:

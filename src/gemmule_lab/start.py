@@ -36,6 +36,7 @@ def _without(package: str | None) -> int | str:
     if sys.argv[1:] == ["doctor"]:
         from gemmule_lab.doctor import in_plain_words
 
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads the words may have enough
         return in_plain_words()
     from gemmule.errors import INSTALL
 

@@ -40,6 +40,7 @@ def matrices(folder: Path) -> Path:
     for name, shape in {"A": (5, 7), "x": (7,), "left": (5,), "B": (7, 3)}.items():
         np.save(folder / f"{name}.npy", rng.integers(-3, 4, shape).astype(np.float32))
     np.save(folder / "Z.npy", np.full((5, 7), 1 + 2j))
+    (folder / "words").write_text("no results\n")
     for name, value in {"N": -129, "P": 128}.items():
         np.save(folder / f"{name}.npy", np.diag([value, 0, 0, 0, 0, 0, 0]))
     return folder
@@ -224,6 +225,13 @@ def test_a_wrong_product_is_exit_code_1(
         (["multiply", "A.npy", "x.npy", "--symmetric"], "pass --bits"),
         (["report", "missing.jsonl"], "missing.jsonl"),
         (["report", "A.npy", "-o", "page.html"], "A.npy"),
+        (["report", "words"], "words, line 1: no line of results as `gemmule bench` writes"),
+        (["bench", "--device", "gpu"], "--device is 'gpu'"),
+        (["bench", "--suite", "nope"], "--suite is 'nope'; on cpu it must be one of quick"),
+        (["bench", "--size", "abc"], "'abc' is not a valid whole number"),
+        (["hunt", "--out", "A.npy/x"], "--out A.npy/x cannot be written to"),
+        (["ladder", "nope"], "Invalid value for '[OP]'"),
+        (["verify", "--rung", "threads", "--op", "matmul"], "no cpu rung of matmul is called"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
@@ -234,6 +242,22 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert message in err
     assert err.startswith("gemmule: ")
     assert err.count("\n") == 1
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    assert said(capsys)[1].startswith("Usage: gemmule [OPTIONS] COMMAND")
+
+
+def test_what_pytorch_is_needed_for_says_how_to_install_it(
+    matrices: Path, fault: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(sound: Any, *given: Any, **more: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    fault(cli.cli, "main", missing)
+    assert run(["quantize", ".", "out"]) == 2
+    assert "this needs torch, which is not installed: pip install 'torch" in said(capsys)[1]
 
 
 def test_debug_raises_what_is_told_in_one_line_otherwise(matrices: Path) -> None:
@@ -333,7 +357,11 @@ def test_json_has_no_numbers_that_are_none() -> None:
         ("gemmule verify --rung four", {"four_rows"}, {"wgmma_tile"}),
         ("gemmule verify --device cuda --rung wgmma_t", {"wgmma_tile"}, {"four_rows"}),
         ("gemmule verify --op vecmat --rung s", {"split_columns"}, {"scalar_loop"}),
-        ("gemmule bench --suite q", {"quick", "quantised"}, {"cpu"}),
+        ("gemmule bench --suite q", {"quick"}, {"cpu", "quantised"}),
+        ("gemmule bench --device cuda --suite q", {"quick", "quantised"}, {"cpu"}),
+        ("gemmule hunt --peer t", {"torch"}, {"numpy"}),
+        ("gemmule study 003 --only s", {"sizes"}, set()),
+        ("gemmule multiply --bits 4 --rung vec", {"vector_decode"}, {"vector_tile"}),
         ("gemmule demo --device c", {"cpu", "cuda"}, set()),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from checkout import EVIDENCE
 from gemmule.core.problem import Problem
 from gemmule.timing.sampler import ratio
 from gemmule_lab import cli
+from gemmule_lab.demo import gpu, story
+from gemmule_lab.records import results
 from gemmule_lab.records.results import append
-from gemmule_lab.records.rows import Facts, Row, make_row, speedup_of
-from lab_rows import machine, samples
+from gemmule_lab.records.rows import Facts, Row, Speedup, make_row, speedup_of
+from gemmule_lab.report import render
+from lab_rows import machine, result_row, samples
 
 pytestmark = pytest.mark.skipif(
     chromium.found() is None, reason="needs Chromium: apt-get install chromium"
@@ -55,6 +59,35 @@ def new_rows() -> list[Any]:
     return [here, *rows]
 
 
+def demo_page(folder: Path) -> Path:
+    """Write the demo's page of a CPU whose NumPy stalled, and of a GPU; return where."""
+    stalled = {"numpy on float32": Speedup(434.0, 0.3, 900.0, 9, 0.95, "undecided")}
+    own = []
+    for shape, op, form in itertools.product(
+        ("384 x 384 (24)", "384 x 1536 (6)", "1536 x 384 (6)"), story.OPS, story.FORMATS
+    ):
+        problem = Problem("matvec", 384, 384)
+        one = result_row("threads", 10.0, problem, group=f"{shape}, {op}, {form}")
+        own.append(dataclasses.replace(one, environment=machine().id, speedups=stalled))
+    other = machine(3000.0, "NVIDIA H100 80GB HBM3")
+    theirs = []
+    for _, product in gpu.products():
+        against = "torch on bfloat16" if product.form.bits else "torch"
+        over = {against: 0.6, gpu.PACKED: 24.0}
+        problem = Problem("matvec", *product.shape)
+        one = result_row("ours", 9.0, problem, over=over, group=product.title)
+        theirs.append(dataclasses.replace(one, environment=other.id))
+    append(folder / "demo.jsonl", [machine(), *own, other, *theirs])
+    told = gpu.story(other.device, theirs)
+    assert told is not None
+    page = folder / "demo.html"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns where words leave a drawing no room
+        read = results.read(folder / "demo.jsonl")
+        render.write_html(read, page, title="gemmule demo", stories=[story.story(own), told])
+    return page
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, made = tmp_path_factory.mktemp("pages"), {}
@@ -62,7 +95,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, files in {**PAGES, "a new run": [folder / "new.jsonl"]}.items():
         made[name] = folder / f"{name.replace(' ', '-')}.html"
         assert cli.run(["report", *map(str, files), "-o", str(made[name])]) == 0
-    return made
+    return {**made, "a demo": demo_page(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +107,7 @@ def browser() -> Iterator[chromium.Chromium]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", [*PAGES, "a new run"])
+@pytest.mark.parametrize("name", [*PAGES, "a new run", "a demo"])
 def test_nothing_is_cut_and_all_can_be_read(
     name: str, size: str, scheme: str, pages: dict[str, Path], browser: chromium.Chromium
 ) -> None:

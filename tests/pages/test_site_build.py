@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+import chromium
+import gemmule
 from checkout import ROOT
 from index_page import for_an_index, urls_of, with_links
-from pages import interfaces, site
+from pages import interfaces, site, versions
 
 pytest.importorskip("sphinx")
 SECONDS = 240
@@ -26,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, str]) -> Pat
     done = subprocess.run(run, env=tree, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr
-    return folder / "html"
+    return folder / "html" / gemmule.__version__
 
 
 def test_the_site_asks_for_nothing_outside(built: Path) -> None:
@@ -67,6 +72,49 @@ def test_every_public_name_has_its_text(built: Path) -> None:
         text = (built / "api" / f"{module}.html").read_text("utf-8")
         for name in names:
             assert f'id="{module}.{name}"' in text, name
+
+
+def _reaches(browser: chromium.Chromium, page: Path) -> bool:
+    """Wait until a browser is on a page; one that goes away answers nothing."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        with suppress(RuntimeError):
+            if browser.run("location.href") == page.as_uri():
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_reader_switches_to_another_version_and_stays_on_the_page(
+    built: Path, tmp_path: Path
+) -> None:
+    """To its first page where it has none of that name; without another there is no choice."""
+    if chromium.found() is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    versions.write(built.parent)
+    for name in ("0.10.0", "0.9.1", "notes", built.name):
+        shutil.copytree(built, tmp_path / name)
+    (tmp_path / "0.9.1" / "faq.html").unlink()
+    assert list(versions.write(tmp_path)) == ["0.10.0", "0.9.1", built.name]
+    browser = chromium.Chromium()
+    chosen = "document.querySelector('.versions select')"
+    try:
+        browser.show(built / "faq.html", 1280, 800, "light")
+        assert browser.run(f"{chosen}.checkVisibility()") is False
+        for page, version, there in (
+            ("api/gemmule", "0.9.1", "0.9.1/api/gemmule"),
+            ("faq", "0.10.0", "0.10.0/faq"),
+            ("faq", "0.9.1", "0.9.1/index"),
+        ):
+            browser.show(tmp_path / built.name / f"{page}.html", 1280, 800, "light")
+            assert browser.run(f"{chosen}.checkVisibility()")
+            assert browser.run(f"{chosen}.value") == built.name
+            browser.run(f"{chosen}.value = '{version}'; setTimeout({chosen}.onchange, 50); 0")
+            assert _reaches(browser, tmp_path / f"{there}.html")
+        browser.ask("Page.navigate", url=(tmp_path / "index.html").as_uri())
+        assert _reaches(browser, tmp_path / "0.10.0" / "index.html"), "the newest"
+    finally:
+        browser.close()
 
 
 def test_the_navigation_follows_the_index() -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import statistics
 import tomllib
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -14,7 +15,7 @@ from xml.etree import ElementTree as ET
 import click
 import pytest
 
-from checkout import ROOT
+from checkout import EVIDENCE, ROOT
 from gemmule.core.registry import OPS
 from gemmule.core.rung import BACKENDS
 from gemmule.errors import INSTALL
@@ -73,6 +74,30 @@ def test_the_tables_of_speeds_have_no_gaps() -> None:
     told = cpu_speed.processors(ROOT).splitlines()[4:]
     assert {line.split("|")[2].strip() for line in told} == {"float32", "float16", "int8", "int4"}
     assert all(line.split("|")[3].strip() for line in told)
+
+
+def test_the_sentence_on_cublas_says_what_is_on_record() -> None:
+    """For which few columns most products are 10 % faster, how far float32 and odd halves go."""
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    fastest: dict[tuple[str, int], dict[str, float]] = {}
+    most: dict[str, float] = {}
+    for line in (EVIDENCE / "nvidia-h200" / "margins.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        products = fastest.setdefault((row["a"], row["n"]), {})
+        product = f"{row['m']} {row['k']} {row['layout_a']} {row['layout_b']}"
+        products[product] = max(products.get(product, 0.0), row["ratio"])
+        most[row["rung"]] = max(most.get(row["rung"], 0.0), row["ratio"])
+
+    def columns(dtype: str) -> list[int]:
+        few = {n: some.values() for (a, n), some in fastest.items() if a == dtype and n <= 32}
+        return sorted(n for n, some in few.items() if statistics.median(some) >= 1.1)
+
+    assert columns("float16") == columns("bfloat16") == [2, 4]
+    assert columns("float32") == [2, 4, 8, 16]
+    assert columns("float64") == [2, 4, 8]
+    assert "by 2 to 4 columns in halves, 2 to 16 in float32 and 2 to 8 in float64" in text
+    assert f"(up to {most['wgmma_repacked']:.1f} times as fast)" in text
+    assert f"up to {most['wgmma_3xfp16']:.1f} times as fast and have smaller" in text
 
 
 def test_staleness_is_seen(tmp_path: Path) -> None:
@@ -194,4 +219,8 @@ def test_messages_advise_the_packages_of_the_extras() -> None:
         "optional-dependencies"
     ]
     for extra, command in INSTALL.items():
-        assert shlex.split(command) == ["pip", "install", *extras[extra]]
+        wanted = [*extras[extra]]
+        for place, name in enumerate(wanted):
+            if name == "gemmule[torch]":
+                wanted[place : place + 1] = extras["torch"]
+        assert shlex.split(command) == ["pip", "install", *wanted]

@@ -3,7 +3,8 @@
 The pages are the Markdown files that one reads in the repository too. `stage` copies them to
 ``docs/_build/source`` and adds what only a site has: its navigation, which follows the headings and
 links of docs/index.md, the text of every public name, of every command, of examples and notebooks.
-Sphinx turns that into ``docs/_build/html``; a warning is an error.
+Sphinx turns that into ``docs/_build/html/<version>``; a warning is an error. Versions that were
+built there before stay, and pages offer all of them (`pages.versions`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import click
 import gemmule
 from gemmule_lab import cli
 from index_page import with_links
-from pages import interfaces
+from pages import interfaces, versions
 
 BUILD = Path("docs") / "_build"
 # Pages that lie elsewhere in the repository, and their names on the site.
@@ -40,7 +41,7 @@ LISTED = {"decisions": "Decisions", "notes": "Notes"}  # folders of pages, and t
 def stage(root: Path, target: Path) -> None:
     """Write the sources of the site below `target`, which is emptied first."""
     shutil.rmtree(target, ignore_errors=True)
-    skipped = shutil.ignore_patterns("_build", "_static", "conf.py", "__pycache__")
+    skipped = shutil.ignore_patterns("_build", "_static", "_templates", "conf.py", "__pycache__")
     shutil.copytree(root / "docs", target, ignore=skipped)
     places = {path.resolve(): path.relative_to(root / "docs") for path in _markdown(root)}
     places |= {(root / path).resolve(): Path(name) for path, name in OUTSIDE.items()}
@@ -163,14 +164,17 @@ def commands() -> str:
 @click.option("--root", type=Path, default=Path(), help="The source tree; default: here.")
 @click.option("--build", type=Path, help="Where to build; default: docs/_build.")
 def site(root: Path, build: Path | None) -> None:
-    """Build the site, in the folder html of where to build."""
+    """Build the site, in the folder html of where to build, beside other versions of it."""
     build = (root / BUILD if build is None else build).resolve()
     stage(root.resolve(), build / "source")
     run = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet"]
     run += ["-c", str(root / "docs"), "-d", str(build / "trees"), "-b", "html"]
-    if subprocess.run([*run, str(build / "source"), str(build / "html")], check=False).returncode:
+    target = build / "html" / gemmule.__version__
+    shutil.rmtree(target, ignore_errors=True)
+    if subprocess.run([*run, str(build / "source"), str(target)], check=False).returncode:
         raise click.ClickException("Sphinx warned; see above.")
-    click.echo(f"wrote {build / 'html' / 'index.html'} (gemmule {gemmule.__version__})")
+    known = versions.write(build / "html")
+    click.echo(f"wrote {build / 'html' / 'index.html'}: gemmule {', '.join(known)}")
 
 
 if __name__ == "__main__":

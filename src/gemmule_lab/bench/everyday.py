@@ -35,10 +35,11 @@ from gemmule_lab.harness.host import judged
 from gemmule_lab.harness.operands import drawn
 from gemmule_lab.peers.cpu_float import to_torch
 from gemmule_lab.peers.peer import module_missing
+from gemmule_lab.progress import say, tracked
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Facts, Row, speedup_of, times_of_us
 from gemmule_lab.report.render import print_table
-from gemmule_lab.report.tables import TableData, significant, speedup_text
+from gemmule_lab.report.tables import TableData, in_words, significant, speedup_text
 
 Call = Callable[[], Any]
 _put = store("int64", "int64")
@@ -64,10 +65,11 @@ def start(bench: Bench, seconds: float, out: Path) -> Path:
     path, rows = out / f"everyday-{stamp}.jsonl", list[Row]()
     results.append(path, [environment])
     try:
-        for one in _cases(environment, seconds):
+        count = len(SMALL) + len(SIDES) * _with_torch() + 4 + len(BUSY)
+        for one in tracked(_cases(environment, seconds), count, "measuring"):
             results.append(path, one)
             rows += one
-            click.echo(f"{one[0].group}: done", err=True)
+            say(f"{one[0].group}: {in_words(one)}")
     finally:
         print_table(table(rows))
         click.echo(f"wrote {path}")
@@ -89,7 +91,7 @@ def table(rows: Sequence[Row]) -> TableData:
 def _cases(environment: Environment, seconds: float) -> Iterator[list[Row]]:
     for op, dtype, n in SMALL:
         yield small(environment, op, dtype, n, seconds)
-    if module_missing("torch") is None:
+    if _with_torch():
         for n in SIDES:
             yield beside_torch(environment, n, seconds)
     for bits in (4, 8):
@@ -97,6 +99,10 @@ def _cases(environment: Environment, seconds: float) -> Iterator[list[Row]]:
             yield groups(environment, bits, activations, seconds)
     for n in BUSY:
         yield beside_busy(environment, n)
+
+
+def _with_torch() -> bool:
+    return module_missing("torch") is None
 
 
 def _timed(

@@ -103,7 +103,7 @@ class Session:
     def _show(self) -> None:
         held = results.read(self.path)
         print_tables(replace(held, rows=suite_rows(held, self.suite)), wide_console())
-        for line in absences_in_words(self.absent):
+        for line in absences_in_words(self.absent, self.rows):
             click.echo(f"not timed: {line}")
         click.echo(f"wrote {self.path}; gemmule report {self.path} -o page.html makes a page of it")
 

@@ -27,6 +27,7 @@ Option = Callable[[Command], Command]
 
 RESULTS = Path("results")
 OPS = ("matvec", "vecmat", "matmul")
+MOST_LETTERS = 40  # of choices that stand beside an option's name
 RUNGS = Path(__file__).parents[2] / "gemmule" / "rungs"
 
 
@@ -41,7 +42,7 @@ def command(section: str, words: str) -> Callable[[Command], click.Command]:
         def answering(as_json: bool, **given: Any) -> None:
             for name in ("out", "into", "evidence"):
                 if isinstance(given.get(name), Path) and not given.get("resume"):
-                    check_folder(given[name])
+                    check_folder(given[name], f"--{name}")
             wrong = None
             with redirect_stdout(sys.stderr) if as_json else nullcontext():
                 try:
@@ -82,16 +83,22 @@ def _joined(key: Any) -> str:
     return " x ".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
-def check_folder(folder: Path) -> None:
-    """Make a folder, write to it and leave all as it was; OSError where that fails."""
+def check_folder(folder: Path, option: str) -> None:
+    """Make a folder, write to it and leave all as it was; ValueError where that fails."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        raise ValueError(
+            f"{option} {folder} cannot be written to ({why}); name another folder."
+        ) from None
     finally:
         for one in missing:
-            one.rmdir()
+            if one.is_dir():
+                one.rmdir()
 
 
 def complete(*words: str) -> Callable[..., list[str]]:
@@ -101,11 +108,19 @@ def complete(*words: str) -> Callable[..., list[str]]:
 
 def rung_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of a rung, of the operation and back end that stand before it."""
-    op = ctx.params.get("op") or "*"
+    op = ctx.params.get("op") or ("quantized" if ctx.params.get("bits") else "*")
     named = ctx.params.get("backend") or ctx.params.get("device")
     folders = RUNGS.glob(f"{op}/{str(named).partition(':')[0] if named else '*'}")
     names = {path.stem for folder in folders for path in folder.glob("[!_]*.py")}
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+def peers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a peer of the device that stands before it."""
+    from gemmule_lab.peers.registry import all_peers
+
+    backend = str(ctx.params.get("device") or "cpu").partition(":")[0]
+    return [peer.name for peer in all_peers(backend) if peer.name.startswith(incomplete)]
 
 
 def matrix_files(
@@ -115,8 +130,16 @@ def matrix_files(
     return [CompletionItem(incomplete, type="file")]
 
 
+class Whole(click.IntRange):
+    """A whole number in a range."""
+
+    name = "whole number"
+
+
 class Number(click.FloatRange):
     """A number in a range, in which NaN is not: it compares with no bound."""
+
+    name = "number"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -130,15 +153,24 @@ class Number(click.FloatRange):
 
 def one(name: str, kind: Any, default: Any, words: str | None = None, **more: Any) -> Option:
     """Return an option with a default that is told, of a type or of some choices."""
-    kind = click.Choice(kind) if isinstance(kind, Sequence) else kind
     told = default is not None
-    return click.option(name, type=kind, default=default, show_default=told, help=words, **more)
+    more |= _of(name, kind, words or "")
+    return click.option(name, default=default, show_default=told, **more)
 
 
 def some(name: str, variable: str, words: str, kind: Any = None, **more: Any) -> Option:
     """Return an option that may be repeated, of a type or of some choices."""
-    kind = click.Choice(kind) if isinstance(kind, Sequence) else kind
-    return click.option(name, variable, multiple=True, type=kind, help=words, **more)
+    return click.option(name, variable, multiple=True, **more | _of(name, kind, words))
+
+
+def _of(name: str, kind: Any, words: str) -> dict[str, Any]:
+    """Return what click is told of an option's type; many choices stand in its words."""
+    if not isinstance(kind, Sequence):
+        return {"type": kind, "help": words}
+    if len("|".join(kind)) <= MOST_LETTERS:
+        return {"type": click.Choice(kind), "help": words}
+    told = f"{words} One of {', '.join(kind)}.".strip()
+    return {"type": click.Choice(kind), "help": told, "metavar": name.lstrip("-").upper()}
 
 
 def flag(name: str, words: str) -> Option:
@@ -218,4 +250,4 @@ def rungs(command: Command) -> Command:
 
 def workers(words: str, default: int | None = None) -> Option:
     """Return ``--workers``: how many processes work side by side."""
-    return one("--workers", click.IntRange(1, 64), default, words)
+    return one("--workers", Whole(1, 64), default, words)

@@ -31,19 +31,26 @@ CEILING_SECONDS = 8.0
 SECONDS = {"cpu": 2.0, "cuda": 0.6}
 
 
+def _suites(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a suite of the device that stands before it."""
+    names = SUITES.get(str(ctx.params.get("device") or "cpu").partition(":")[0], ())
+    return [name for name in names if name.startswith(incomplete)]
+
+
 @options.command("measure", "Measure products beside their peers.")
 @options.one(
     "--suite",
     str,
     "quick",
     "; ".join(f"on {device}: {', '.join(names)}" for device, names in SUITES.items()),
-    shell_complete=options.complete(*dict.fromkeys((*SUITES["cpu"], *SUITES["cuda"]))),
+    shell_complete=_suites,
 )
 @options.device()
 @options.some(
     "--peer",
     "peers",
     "On a GPU: also this peer, or all; may be repeated. torch takes part by itself.",
+    shell_complete=options.peers,
 )
 @options.ops("Only this operation; may be repeated.")
 @options.some(
@@ -56,7 +63,7 @@ SECONDS = {"cpu": 2.0, "cuda": 0.6}
     "--size",
     "sizes",
     "Rows and columns, instead of the suite's; may be repeated.",
-    click.IntRange(1, 65536),
+    options.Whole(1, 65536),
 )
 @options.some(
     "--product",
@@ -94,11 +101,11 @@ def bench(
     go to a file of JSON lines, product by product, which gemmule report turns into a page. On a GPU
     operands are made there, and calls are timed by replays of captured graphs, cold.
     """
+    options.check_device(device)
     backend = device.partition(":")[0]
-    known = SUITES.get(backend)
-    if known is None or suite not in known:
-        offered = "; ".join(f"{name}: {', '.join(names)}" for name, names in SUITES.items())
-        raise ValueError(f"--device {device} --suite {suite} is none of {offered}.")
+    if suite not in SUITES[backend]:
+        offered = ", ".join(SUITES[backend])
+        raise ValueError(f"--suite is {suite!r}; on {backend} it must be one of {offered}.")
     if peers and backend == "cpu":
         raise ValueError("--peer is for a GPU; on a CPU every peer that is there takes part.")
     options.check_peers(tuple(name for name in peers if name != "all"), backend)

@@ -54,16 +54,16 @@ def demo(out: Path, seconds: float, made: bool, device: str | None) -> dict[str,
             weights = _made("as asked for") if made else _real_or_made()
             stories.append(_on_cpu(weights, lines, seconds))
         if bench is not None:
-            stories.append(_on_gpu(bench, lines))
+            stories += _on_gpu(bench, lines)
     finally:
         if lines.is_file():
             click.echo(f"results are in {lines}")
-    for story in stories:
-        click.echo(f"\n{story.sentence}")
-    told = _together(stories)
-    render.write_html(results.read(lines), page, title="gemmule demo", story=told)
+    told = [sentence for story in stories for sentence in story.sentences]
+    for sentence in told:
+        click.echo(f"\n{sentence}")
+    render.write_html(results.read(lines), page, title="gemmule demo", stories=stories)
     click.echo(f"\nwrote {page}")
-    return {"sentences": [story.sentence for story in stories], "file": lines, "page": page}
+    return {"sentences": told, "file": lines, "page": page}
 
 
 def _gpu(device: str | None) -> DeviceBench | None:
@@ -81,14 +81,6 @@ def _gpu(device: str | None) -> DeviceBench | None:
     from gemmule_lab.harness.device import DeviceBench
 
     return DeviceBench(ordinal, gpu.SECONDS_EACH, peers=gpu.PEERS)
-
-
-def _together(stories: list[Story]) -> Story:
-    """Return one story: the CPU's and the GPU's sentence, the first one's chart, all tables."""
-    from gemmule_lab.report.render import Story
-
-    words = " ".join(story.sentence for story in stories)
-    return Story(words, stories[0].chart, tuple(t for story in stories for t in story.tables))
 
 
 def _real_or_made() -> Weights:
@@ -141,7 +133,7 @@ def _on_cpu(weights: Weights, lines: Path, seconds: float) -> Story:
     click.echo(story.LEGEND)
     read = environment.ceilings["read"]
     click.echo(f"read ceiling {read.value:.1f} GB/s ({read.shape})")
-    for line in absences_in_words(outcome.absent):
+    for line in absences_in_words(outcome.absent, outcome.rows):
         click.echo(f"not timed: {line}")
     found, texts = _at_work() if weights.real else ([], [])
     examples = search.examples(texts, found) if found else []
@@ -151,8 +143,8 @@ def _on_cpu(weights: Weights, lines: Path, seconds: float) -> Story:
     return told
 
 
-def _on_gpu(bench: DeviceBench, lines: Path) -> Story:
-    """Time the layers' products on a GPU; print the table, return the story."""
+def _on_gpu(bench: DeviceBench, lines: Path) -> list[Story]:
+    """Time the layers' products on a GPU; print the table, return the story, if there is one."""
     from gemmule_lab.demo import gpu
     from gemmule_lab.demo.run import Outcome
     from gemmule_lab.harness.host import absences_in_words
@@ -164,14 +156,17 @@ def _on_gpu(bench: DeviceBench, lines: Path) -> Story:
     _follow(gpu.measure(bench, environment, outcome), count, "measuring on the GPU")
     _refuse_wrong(outcome, f"of {count} products on the GPU")
     _settle(bench, outcome, environment, lines)
-    for line in outcome.left:
+    for line in gpu.left_in_words(outcome.left):
         click.echo(f"not measured: {line}")
-    for line in absences_in_words(outcome.absent):
+    for line in absences_in_words(outcome.absent, outcome.rows):
         click.echo(f"not timed: {line}")
     told = gpu.story(bench.device, outcome.rows)
+    if told is None:
+        click.echo("no layer was measured whole on the GPU; what was, is in the file.")
+        return []
     for data in told.tables:
         render.print_table(data)
-    return told
+    return [told]
 
 
 def _begin(bench: Bench, path: Path) -> Environment:

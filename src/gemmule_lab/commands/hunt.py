@@ -30,11 +30,17 @@ CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
     (*FLOATS, *QUANTIZED),
 )
 @options.seconds(1, 86400, "How long to hunt.", 60.0)
-@options.one("--seed", click.IntRange(0), None, "Draw the products of this seed again.")
-@options.one("--peer", str, None, "Whom to race: numpy by default, on a GPU torch.")
+@options.one("--seed", options.Whole(0), None, "Draw the products of this seed again.")
+@options.one(
+    "--peer",
+    str,
+    None,
+    "Whom to race: numpy by default, on a GPU torch.",
+    shell_complete=options.peers,
+)
 @options.one(
     "--most-bytes",
-    click.IntRange(1 << 10),
+    options.Whole(1 << 10),
     None,
     "Largest matrix; by default 2 GiB, on a CPU a quarter of the free memory at most.",
 )
@@ -45,7 +51,7 @@ CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
     "On a CPU, floats and codes beside float32: A x and x A of 64 to 16384 a side, A B to 2048.",
 )
 @options.flag("--no-rests", "On a CPU, with no pause when another implementation takes its turn.")
-@options.one("--products", click.IntRange(1), None, "Stop after so many.")
+@options.one("--products", options.Whole(1), None, "Stop after so many.")
 @options.out("Folder of the results.")
 def hunt(
     device: str,

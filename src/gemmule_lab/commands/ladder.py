@@ -12,11 +12,11 @@ OPS = ("matvec", "vecmat", "matmul", "quantized", "grouped")
 
 
 @options.command("measure", "Show the kernels of an operation, with what each adds.")
-@click.argument("op", type=click.Choice(OPS), default="matvec")
+@click.argument("op", type=click.Choice(OPS), default="matvec", metavar="[OP]")
 @options.one("--backend", ("cpu", "cuda"), "cpu")
 @options.one(
     "--size",
-    click.IntRange(1, 1 << 20),
+    options.Whole(1, 1 << 20),
     4096,
     "Rows and columns of the square problem that workspaces are computed for.",
 )

@@ -14,12 +14,12 @@ from gemmule_lab.commands import _options as options
 @options.command("use", "Quantise a model's folder into another one.")
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
-@options.one("--bits", int, 4, "4 or 8.")
+@options.one("--bits", ("4", "8"), "4", "Of a weight.")
 @options.one("--group-size", int, 64, "Columns that share a scale; -1 for a row.")
 @options.one("--method", ("rtn", "mse", "hqq"), "hqq")
 @click.option("--keep", multiple=True, help="Layer that stays floats, by name; besides the head.")
 def quantize(
-    model: Path, out: Path, bits: int, group_size: int, method: Method, keep: tuple[str, ...]
+    model: Path, out: Path, bits: str, group_size: int, method: Method, keep: tuple[str, ...]
 ) -> dict[str, Any]:
     """Quantise the linear layers of MODEL, a folder of transformers, and write the result to OUT.
 
@@ -31,8 +31,12 @@ def quantize(
     from gemmule.torch.pretrained import GemmuleConfig
     from gemmule_lab.progress import tracked
 
+    if out.resolve() == model.resolve():
+        raise ValueError(
+            f"OUT is {model} itself, whose floats it would replace; name another folder."
+        )
     kept = [*keep, "lm_head"] if keep else None
-    config = GemmuleConfig(bits, group_size, method=method, modules_to_not_convert=kept)
+    config = GemmuleConfig(int(bits), group_size, method=method, modules_to_not_convert=kept)
     count, weights = quantise_folder(model, out, config)
     done = [one.options is not None for one in tracked(weights, count, "quantising")]
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))

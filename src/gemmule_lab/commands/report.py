@@ -48,18 +48,21 @@ def report(
         check_target(output, force=force, suffixes=(".html",), inputs=files)
     firsts = {path: log.first_row(path) for path in files}
     kinds = {first.get("line") for first in firsts.values()}
+    told: list[str] = []
     if distributed.KIND in kinds:
         _distributed(files, kinds, output)
     elif "study" in kinds:
         _studies(firsts, kinds, output, title)
     else:
-        _results(files, output, title)
-    return {"files": files, "page": output}
+        told = _results(files, output, title)
+    return {"files": files, "page": output, "sentences": told}
 
 
-def _results(files: Sequence[Path], output: Path | None, title: str) -> None:
-    """Write one page of all results, or print their tables."""
+def _results(files: Sequence[Path], output: Path | None, title: str) -> list[str]:
+    """Write one page of all results, or print their tables; return what they allow to be said."""
+    from gemmule_lab.progress import working
     from gemmule_lab.records import results
+    from gemmule_lab.report import claims
     from gemmule_lab.report import render as pages
     from gemmule_lab.report.tables import counted
 
@@ -76,9 +79,12 @@ def _results(files: Sequence[Path], output: Path | None, title: str) -> None:
     )
     if output is None:
         pages.print_tables(merged, pages.wide_console())
-        return
-    pages.write_html(merged, output, title=title)
-    click.echo(f"wrote {output}: {counted(len(merged.rows), 'row', 'rows')}")
+    else:
+        with working("drawing"):
+            pages.write_html(merged, output, title=title)
+        click.echo(f"wrote {output}: {counted(len(merged.rows), 'row', 'rows')}")
+    devices = claims.devices(merged)
+    return [one for _, rows, runs in devices for one in claims.takeaway(rows, runs)]
 
 
 def _distributed(files: Sequence[Path], kinds: set[Any], output: Path | None) -> None:

@@ -16,15 +16,23 @@ if TYPE_CHECKING:
 DOCUMENTS = ("000", "001", "002", "003", "004")
 
 
+def _experiments(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of an experiment of the documents that stand before it."""
+    known = _known(ctx.params.get("documents") or DOCUMENTS)
+    return sorted(name for name in known if name.startswith(incomplete))
+
+
 @options.command("measure", "Redo the published experiments and judge their claims.")
-@click.argument("documents", nargs=-1, type=click.Choice(DOCUMENTS))
+@click.argument("documents", nargs=-1, type=click.Choice(DOCUMENTS), metavar="[NUMBER]...")
 @options.flag("--list", "Only list what the documents ask, with our answers on record.")
 @options.flag("--full", "The documents' exact grids; may take hours.")
 @options.one("--device", ("cpu", "cuda"), None, "Only this; default: both.")
 @options.out("Folder of the rows and plots.")
 @options.folder("--evidence", help="Write the rows to <evidence>/<device>/ instead.")
 @options.flag("--show", "Only judge the rows on file, or gemmule's own: no GPU is needed.")
-@click.option("--only", multiple=True, metavar="EXPERIMENT", help="Only these experiments.")
+@options.some(
+    "--only", "only", "Only this experiment; may be repeated.", shell_complete=_experiments
+)
 @options.flag("--times", "Print every row as well.")
 @options.flag("--csv", "Write every row to study-<number>.csv, too.")
 @options.file("--take", help="First take in the rows of this file of the one study named.")
@@ -43,16 +51,22 @@ def study(documents: tuple[str, ...], take: Path | None, against: Path | None, *
         )
     if given.pop("list"):
         return _list(documents or DOCUMENTS)
-    _known(documents or DOCUMENTS, given["only"])
+    if given["only"]:
+        _check_known(documents or DOCUMENTS, given["only"])
     return [_one(number, take, against, **given) for number in documents or DOCUMENTS]
 
 
-def _known(documents: tuple[str, ...], only: tuple[str, ...]) -> None:
-    """Raise ValueError for an experiment that none of the documents has."""
+def _known(documents: tuple[str, ...]) -> set[str]:
+    """Return the experiments of documents."""
     from gemmule_lab import studies
 
     grids = [studies.load(number).steps(b, True) for number in documents for b in ("cuda", "cpu")]
-    known = {step.experiment for grid in grids for step in grid} if only else set()
+    return {step.experiment for grid in grids for step in grid}
+
+
+def _check_known(documents: tuple[str, ...], only: tuple[str, ...]) -> None:
+    """Raise ValueError for an experiment that none of the documents has."""
+    known = _known(documents)
     if not known >= set(only):
         asked, there = (", ".join(sorted(names)) for names in (set(only) - known, known))
         raise ValueError(f"no document named has the experiment {asked}; there are: {there}.")

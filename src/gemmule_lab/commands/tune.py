@@ -21,12 +21,12 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
 @options.some("--sizes", "sizes", "Rows x columns of A, 4096x4096; for matmul MxKxN. Repeatable.")
 @options.file("--shapes-from", help="Tune every shape of matrix in this .safetensors file.")
 @options.one(
-    "--columns", click.IntRange(1, 1 << 20), 16, "With --shapes-from and matmul: columns of B."
+    "--columns", options.Whole(1, 1 << 20), 16, "With --shapes-from and matmul: columns of B."
 )
 @options.some("--dtype", "dtypes", "Of the operands; may be repeated.  [default: float32]", DTYPES)
 @options.one("--bits", ("4", "8"), None, "A quantised matrix of this many bits.")
 @options.one(
-    "--group-size", click.IntRange(-1, 1 << 20), 128, "Of a quantised matrix; -1 for a row."
+    "--group-size", options.Whole(-1, 1 << 20), 128, "Of a quantised matrix; -1 for a row."
 )
 @options.one("--layout", ("row", "col"), "row", "How A lies in memory.")
 @options.device()

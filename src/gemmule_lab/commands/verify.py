@@ -17,7 +17,7 @@ TOLD = ("ok", "done", "wrong", "raised", "refused", "worst_ratio", "rungs", "dea
 
 
 @options.command("maintain", "Judge random products by the oracle.")
-@options.one("--cases", click.IntRange(1, 10**9), 20_000)
+@options.one("--cases", options.Whole(1, 10**9), 20_000)
 @options.one("--op", (*options.OPS, "quantized"), None)
 @options.one(
     "--rung",
@@ -26,7 +26,7 @@ TOLD = ("ok", "done", "wrong", "raised", "refused", "worst_ratio", "rungs", "dea
     "Only this rung, at random points of its parameter space.",
     shell_complete=options.rung_names,
 )
-@options.one("--seed", click.IntRange(0), 0)
+@options.one("--seed", options.Whole(0), 0)
 @options.device()
 @options.workers("Processes; default: one a core, on a GPU one.")
 @click.option("--evidence", help="Of the repository's tool `proofs`.", hidden=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gemmule.backends.cuda.library import cublas
@@ -31,7 +31,13 @@ FORMATS = {
     "int4": "int4 g128 x bfloat16, scales float16",
 }
 TOKENS = (1, 16, 128, 512)
-PEERS = ("torch", "torch int4pack", "torch int8pack")
+PEERS = ("torch", "torch int4pack")
+PACKED = "torch int4pack"
+NO_TIME = "there was no time for it"
+NOTE = (
+    "A dot is all products of a layer by so many tokens, each colour a number format of the "
+    "weights. To the right of 1× gemmule is faster than what the sentence names."
+)
 OURS = "gemmule on bfloat16"
 # What a format is held against: the first of these that took part, and its name in a sentence.
 AGAINST = {
@@ -44,9 +50,13 @@ SECONDS_EACH, SECONDS_ALL = 0.3, 120.0
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A transformer layer's linear parts: rows and columns of a weight, and how many there are."""
+    """A transformer layer's linear parts: rows and columns of a weight, and how many there are.
+
+    short: its title in a chart.
+    """
 
     title: str
+    short: str
     weights: tuple[tuple[tuple[int, int], int], ...]
 
     @property
@@ -57,10 +67,12 @@ class Layer:
 
 LLAMA = Layer(  # q and o; k and v; gate and up; down
     "a layer of a Llama of 8 billion weights",
+    "Llama 8B",
     (((4096, 4096), 2), ((1024, 4096), 2), ((14336, 4096), 2), ((4096, 14336), 1)),
 )
 MODEL = Layer(
     "a layer of the sentence model",
+    "sentence model",
     (((384, 384), 4), ((1536, 384), 1), ((384, 1536), 1)),
 )
 
@@ -95,14 +107,25 @@ def measure(
     for _, product in products():
         yield product.title
         if time.monotonic() >= end:
-            outcome.left.append(product.title)
+            outcome.left.append((product.title, NO_TIME))
             continue
         try:
             outcome.take(*bench.measure(measurement(bench, product), environment))
         except ArithmeticError as error:
             outcome.wrong.append(f"{product.title}: {error}")
         except (RuntimeError, MemoryError, ValueError) as error:
-            outcome.left.append(f"{product.title} ({error})")
+            outcome.left.append((product.title, str(error)))
+
+
+def left_in_words(left: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each reason: which product was not measured, or how many."""
+    reasons: dict[str, list[str]] = {}
+    for title, reason in left:
+        reasons.setdefault(reason, []).append(title)
+    return [
+        f"{titles[0] if len(titles) == 1 else f'{len(titles)} products'}: {reason}"
+        for reason, titles in reasons.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +133,7 @@ class Sum:
     """All weights of a layer by so many tokens in one format: our time, and over `other`'s.
 
     parts: of each shape title, format, the ratio in the run that timed both, and if it is sure.
+    packed: over PyTorch's own packed int4 products, where those were timed.
     """
 
     layer: Layer
@@ -119,6 +143,7 @@ class Sum:
     ratio: float | None
     other: str
     parts: tuple[tuple[str, str, Speedup, bool], ...]
+    packed: float | None
 
 
 def sums(rows: Sequence[Row]) -> list[Sum]:
@@ -132,49 +157,62 @@ def sums(rows: Sequence[Row]) -> list[Sum]:
         op = "matvec" if tokens == 1 else "matmul"
         titles = [Product(op, FORMATS[name], shape, tokens).title for shape in layer.shapes]
         if all(title in first for title in titles):
-            ours = [first[title] for title in titles]
-            found.append(_sum(layer, tokens, name, ours))
+            found.append(_sum(layer, tokens, name, [first[title] for title in titles]))
     return found
 
 
 def _sum(layer: Layer, tokens: int, name: str, ours: Sequence[Row]) -> Sum:
-    counts = [count for _, count in layer.weights]
-    us = sum(count * row.times_us.median for count, row in zip(counts, ours, strict=True))
-    other = next((one for one in AGAINST if all(one in row.speedups for row in ours)), None)
-    if other is None:
-        return Sum(layer, tokens, name, us, None, "", ())
-    over = [row.speedups[other] for row in ours]
-    theirs = sum(
-        count * row.times_us.median * one.value
-        for count, row, one in zip(counts, ours, over, strict=True)
+    each = [
+        (count * row.times_us.median, shape, row)
+        for (shape, count), row in zip(layer.weights, ours, strict=True)
+    ]
+    us = sum(time_us for time_us, _, _ in each)
+
+    def over(other: str | None) -> float | None:
+        if other is None or any(other not in row.speedups for row in ours):
+            return None
+        return sum(time_us * row.speedups[other].value for time_us, _, row in each) / us
+
+    other = next((one for one in AGAINST if over(one) is not None), None)
+    parts = [] if other is None else [(row.speedups[other], shape, row) for _, shape, row in each]
+    titled = tuple(
+        (f"{m} x {n} by {_tokens(tokens)}", name, one, is_sure(row, one))
+        for one, (m, n), row in parts
     )
-    parts = tuple(
-        (row.group, name, one, is_sure(row, one)) for row, one in zip(ours, over, strict=True)
-    )
-    return Sum(layer, tokens, name, us, theirs / us, AGAINST[other], parts)
+    names = (over(other), AGAINST.get(other or "", ""))
+    return Sum(layer, tokens, name, us, *names, titled, over(PACKED))
 
 
-def sentence(device: str, found: Sequence[Sum]) -> str:
-    """Return what to remember of a GPU: the layers by tokens, then what loses."""
-    told = []
+def _tokens(tokens: int) -> str:
+    return f"{tokens} token{'s' * (tokens > 1)}"
+
+
+def sentences(device: str, found: Sequence[Sum]) -> tuple[str, ...]:
+    """Return what to remember of a GPU: its layers by format and tokens, then what loses."""
+    told: list[str] = []
     for layer in dict.fromkeys(one.layer for one in found):
-        mine = [one for one in found if one.layer is layer]
-        parts = []
-        for tokens in dict.fromkeys(one.tokens for one in mine):
-            words = ", ".join(_in_words(one) for one in mine if one.tokens == tokens)
-            parts.append(f"by {tokens} token{'s' * (tokens > 1)} {words}")
-        others = dict.fromkeys(one.other for one in mine if one.other)
-        against = f", against {' and '.join(others)}" if others else ""
-        told.append(f"On {device} {layer.title}{against}: {'; '.join(parts)}.")
+        mine = [one for one in found if one.layer is layer and one.ratio is not None]
+        parts = [
+            f"{name} {_by_tokens([(o.tokens, o.ratio or 0.0) for o in some])}"
+            for name in reversed(FORMATS)
+            if (some := [one for one in mine if one.format == name])
+        ]
+        if parts:
+            where = f"On {device}" if not told else "And"
+            told.append(f"{where} {layer.title}, against {_others(mine)}: {'; '.join(parts)}.")
+        packed = [(one.tokens, one.packed) for one in mine if one.packed is not None]
+        if packed:
+            told.append(f"Its int4 against PyTorch's own packed int4: {_by_tokens(packed)}.")
     raced = [part for one in found for part in one.parts]
     if raced:
-        told.append(losses(raced, " and ".join(dict.fromkeys(o.other for o in found if o.other))))
-    return " ".join(told) or f"On {device} nothing was measured."
+        told.append(losses(raced, _others(found)))
+    return tuple(told)
 
 
-def _in_words(one: Sum) -> str:
-    ratio = "" if one.ratio is None else f"{times_of(one.ratio)} "
-    return f"{one.format} {ratio}({significant(one.us)} us)"
+def _by_tokens(ratios: Sequence[tuple[int, float]]) -> str:
+    """Return ratios in words: ``3.23x by 1 token, 2.19x by 16``."""
+    words = [f"{times_of(ratio)} by {tokens}" for tokens, ratio in ratios]
+    return ", ".join([f"{words[0]} token{'s' * (ratios[0][0] > 1)}", *words[1:]])
 
 
 def table(found: Sequence[Sum]) -> TableData:
@@ -189,21 +227,28 @@ def table(found: Sequence[Sum]) -> TableData:
         (layer, str(tokens), *(line.get(name, "") for name in FORMATS))
         for (layer, tokens), line in cells.items()
     )
-    title = "All products of a layer: our time, and times as fast as what it is held against"
+    title = f"All products of a layer: our time, and how many times as fast as {_others(found)}"
     return TableData(title, ("layer", "tokens", *FORMATS), body, (False, *[True] * 4))
 
 
-def story(device: str, rows: Sequence[Row]) -> Story:
-    """Return what a page tells of a GPU: the sentence, a chart of the layers, the table."""
+def _others(found: Sequence[Sum]) -> str:
+    return " and ".join(dict.fromkeys(one.other for one in found if one.other))
+
+
+def story(device: str, rows: Sequence[Row]) -> Story | None:
+    """Return what a page tells of a GPU: sentences, a chart of the layers, the table.
+
+    None where no layer was measured whole.
+    """
     found = sums(rows)
     lines: dict[str, dict[str, tuple[float, float, float]]] = {}
     for one in found:
         if one.ratio is not None:
-            title = f"{one.layer.title}, {one.tokens} token{'s' * (one.tokens > 1)}"
+            title = f"{one.layer.short}, {_tokens(one.tokens)}"
             lines.setdefault(title, {})[one.format] = (one.ratio, one.ratio, one.ratio)
     if not lines:
-        raise ValueError("no layer was measured whole on the GPU; what was, is in the file.")
-    caption = f"How many times as fast as bfloat16 on {device}, all products of a layer"
+        return None
+    caption = f"All products of a layer on {device}: how many times as fast as {_others(found)}"
     dots = Dots(caption, "", lines, list(FORMATS), "slower ← 1 → faster; logarithmic axis")
     data = table(found)
-    return Story(sentence(device, found), Figure(dots, data), (data,))
+    return Story(sentences(device, found), Figure(dots, data), NOTE, (data,))

@@ -57,7 +57,7 @@ class Part:
 class Outcome:
     """What the demo found. `worst_ratio`: largest error over its bound.
 
-    path: the file to which rows go as they come; None: to none. left: what was not measured.
+    path: the file to which rows go as they come; None: to none. left: what was not measured, why.
     """
 
     products: int = 0
@@ -66,7 +66,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     absent: list[Absence] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
     path: Path | None = None
 
     def take(self, rows: Sequence[Row], absent: Sequence[Absence]) -> None:

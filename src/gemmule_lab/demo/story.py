@@ -16,6 +16,10 @@ FORMATS = ("int4", "int8", "float16", "bfloat16", "float32")
 OPS = {"matvec": "A x", "vecmat": "x A", "matmul": "A B, 64 columns"}
 EVEN = 0.03  # within so much of 1 is "as fast"
 NUMPY = "NumPy in float32"
+NOTE = (
+    "A dot is one product, its line the 95 % interval; each colour is a number format of the "
+    "weights. To the right of 1× gemmule is faster than NumPy on the same matrix in float32."
+)
 # Column -> the peers whose ratio may stand in it: of several, one serves a number format.
 PEER_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "x NumPy": ("numpy",),
@@ -72,7 +76,7 @@ def is_sure(row: Row, over: Speedup) -> bool:
     return over.confidence >= CONFIDENCE and not row.disturbed
 
 
-def sentence(rows: Sequence[Row], found: Sequence[Embedded], sentences: int = 0) -> str:
+def sentences(rows: Sequence[Row], found: Sequence[Embedded], texts: int = 0) -> tuple[str, ...]:
     """Return what to remember: the whole model first, then its linear layers, then what loses.
 
     A layer's speed is NumPy's whole time over ours, of one product by every matrix. Single and
@@ -80,15 +84,15 @@ def sentence(rows: Sequence[Row], found: Sequence[Embedded], sentences: int = 0)
     """
     gains = gains_of(rows)
     calm = not gains or any(one.sure for one in gains)
-    told = [_model(found, sentences, calm=calm)] if found else []
+    told = [_model(found, texts, calm=calm)] if found else []
     for op in ("matvec", "matmul"):
         if any(one.op == op and one.sure for one in gains):
             told.append(_layers(op, gains))
     raced = [(g.title, g.format, g.over, g.sure) for g in gains]
-    return " ".join([*told, losses(raced, NUMPY)])
+    return (*told, losses(raced, NUMPY))
 
 
-def _model(found: Sequence[Embedded], sentences: int, *, calm: bool) -> str:
+def _model(found: Sequence[Embedded], texts: int, *, calm: bool) -> str:
     """Tell the model's times; calm: other programs left some of the products alone, too."""
     plain, *others = found
 
@@ -96,7 +100,7 @@ def _model(found: Sequence[Embedded], sentences: int, *, calm: bool) -> str:
         return times(over if calm else replace(over, verdict="undecided"))
 
     parts = [
-        f"{one.format} {told(one.all_over)} with {sentences} sentences at once and "
+        f"{one.format} {told(one.all_over)} with {texts} sentences at once and "
         f"{told(one.one_over)} with one at a time, "
         f"{one.layer_bytes / plain.layer_bytes:.0%} of the memory, cosine {one.cosine:.4f}"
         for one in others
@@ -147,14 +151,14 @@ def losses(gains: Sequence[tuple[str, str, Speedup, bool]], other: str) -> str:
     sure = [one for one in gains if one[3]]
     lost = sorted((one for one in sure if one[2].high < 1 - EVEN), key=lambda one: one[2].value)
     unsure = len(gains) - len(sure)
-    end = f"; {unsure} more were disturbed, or have too few blocks to tell" if unsure else ""
+    end = f" Of {unsure} more nothing can be said: disturbed, or too few blocks." if unsure else ""
     if not sure:
-        return f"All {unsure} products were disturbed or have too few blocks: measure again."
+        return f"Of no product anything can be said: all {unsure} were disturbed, measure again."
     if not lost:
-        return f"None of {len(sure)} products is surely slower than {other}{end}."
+        return f"None of {len(sure)} products is surely slower than {other}.{end}"
     title, form, over, _ = lost[0]
-    worst = f"{form} {title} by most, {over.value:.2f}x"
-    return f"Surely slower than {other}: {len(lost)} of {len(sure)} products, {worst}{end}."
+    worst = f"{form} {title}, {over.value:.2f}x"
+    return f"Surely slower than {other}: {len(lost)} of {len(sure)} products; worst: {worst}.{end}"
 
 
 def chart(rows: Sequence[Row]) -> Figure:
@@ -215,15 +219,18 @@ def examples_table(examples: Sequence[tuple[str, str, str]], last: str) -> Table
 def story(
     rows: Sequence[Row],
     found: Sequence[Embedded] = (),
-    sentences: int = 0,
+    texts: int = 0,
     examples: Sequence[tuple[str, str, str]] = (),
 ) -> Story:
-    """Return the page's first screen; without `found` the model's work is left out."""
+    """Return the page's first screen; without `found` the model's work is left out.
+
+    texts: how many sentences the model embedded.
+    """
     figure = chart(rows)
-    tables = [work_table(found, sentences)] if found else []
+    tables = [work_table(found, texts)] if found else []
     tables.append(figure.table)
     tables += [examples_table(examples, found[-1].format)] if examples else []
-    return Story(sentence(rows, found, sentences), figure, tuple(tables))
+    return Story(sentences(rows, found, texts), figure, NOTE, tuple(tables))
 
 
 def tables(rows: Sequence[Row]) -> list[TableData]:

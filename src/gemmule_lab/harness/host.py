@@ -30,7 +30,7 @@ from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Absence, Peer, Prepared
 from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.records.environment import capture_environment, cpu_name
-from gemmule_lab.records.rows import Ceiling, Environment
+from gemmule_lab.records.rows import Ceiling, Environment, Row
 from gemmule_lab.verify import check
 
 MOST_SETS = 1024
@@ -43,6 +43,7 @@ OPERANDS_SHARE = 1 / 4  # of the memory available: most that a product's operand
 PEERS_SHARE = 1 / 3  # of what is available once our own sets are made
 BYTES_TO_PREPARE = 2  # a set of a peer that packs: what it keeps, and what making it left behind
 FURTHEST = 0.03  # from our own result, of its norm: rounded activations stay within a third of it
+TOO_SLOW = "too slow to be timed here"
 ONE_COLUMN = "gemmule on one column"
 
 
@@ -279,8 +280,7 @@ class HostBench(Bench):
         name, key = peer.name + suffix, (peer.name, problem.op, problem.a)
         expected = problem.flops / self._rates.get(key, math.inf)
         if expected > self.slowest_s:
-            words = f"at least {expected:.1f} s a call expected, too slow to be timed here"
-            return Absence(name, words)
+            return Absence(name, TOO_SLOW, more=f"at least {expected:.1f} s a call expected")
         made, cold = self._made(peer, sets, problem, room)
         first = next(made)
         first.call()
@@ -291,7 +291,7 @@ class HostBench(Bench):
             rate = problem.flops / max(seconds, 1e-9)
             self._rates[key] = max(rate, self._rates.get(key, rate))
         if seconds > self.slowest_s:
-            return Absence(name, f"{seconds:.1f} s a call, too slow to be timed here")
+            return Absence(name, TOO_SLOW, more=f"{seconds:.1f} s a call")
         if right is not None and peer.stand_in is None and not _agrees(first, right):
             return Absence(name, "its result on the operands to be timed is not A B")
         facts = peer_facts(peer, problem, "cold" if cold else "warm", suffix)
@@ -327,9 +327,20 @@ def _agrees(prepared: Prepared, right: Any) -> bool:
     return distance <= FURTHEST * float(np.linalg.norm(wanted)) + 1e-30
 
 
-def absences_in_words(absent: Iterable[Absence]) -> list[str]:
-    """Return one line a reason: who took no part, and why."""
+def absences_in_words(absent: Iterable[Absence], rows: Sequence[Row]) -> list[str]:
+    """Return one line a reason: who took no part, and why.
+
+    That one who has rows does not serve every product goes without saying.
+    """
+    there = {row.name for row in rows}
+    there |= {name.partition(" on ")[0] for row in rows for name in row.speedups}
     by_reason: dict[str, dict[str, None]] = {}
+    more: dict[str, dict[str, None]] = {}
     for one in absent:
-        by_reason.setdefault(one.reason, {})[one.name] = None
-    return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+        if not (one.refused and one.name in there):
+            by_reason.setdefault(one.reason, {})[one.name] = None
+            more.setdefault(one.reason, {})[one.more] = None
+    return [
+        f"{', '.join(names)}: {reason}" + "".join(f", {words}" for words in more[reason] if words)
+        for reason, names in by_reason.items()
+    ]

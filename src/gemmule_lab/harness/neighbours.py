@@ -16,8 +16,9 @@ BUSY_SHARE = 0.1
 
 
 class Neighbours:
-    """Counts, from when it is made, what others use of the processors: programs, and a host.
+    """Counts, from when it is made, what others use of the processors that are this process's.
 
+    Others are programs, and a host.
     cpu_s: processor time that this process has used.
     """
 
@@ -26,7 +27,7 @@ class Neighbours:
         self._first, self._own = _ticks(stat), cpu_s()
 
     def share(self) -> float | None:
-        """Return the share of all processor time since then; None where the system tells none."""
+        """Return the share of the processors' time since then; None where none is told."""
         last, own = _ticks(self._stat), self._cpu_s() - self._own
         if self._first is None or last is None or sum(last) <= sum(self._first):
             return None
@@ -52,7 +53,12 @@ def processors_in_use(
 
 
 def _ticks(stat: Path) -> list[int] | None:
+    """Return the ticks of the processors that this process may use; of all, where none is told."""
     try:
-        return [int(word) for word in stat.read_text().splitlines()[0].split()[1:9]]
-    except (OSError, ValueError, IndexError):
+        lines = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
+        allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        own = [line for line in lines if line[0] in allowed] or lines[:1]
+        each = [[int(word) for word in line[1:9]] for line in own]
+    except (OSError, ValueError, AttributeError):
         return None
+    return [sum(ticks) for ticks in zip(*each, strict=True)] or None

@@ -67,10 +67,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A peer that takes no part, and why."""
+    """A peer that takes no part, and why.
+
+    refused: it does not serve the problem, as it may others. more: how far from it.
+    """
 
     name: str
     reason: str
+    refused: bool = False
+    more: str = ""
 
 
 def packing(name: str, copies: Copies, **fields: Any) -> Peer:

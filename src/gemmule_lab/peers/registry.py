@@ -47,9 +47,11 @@ def select(
     """
     present, absences = [], []
     for peer in all_peers(backend) if peers is None else peers:
-        reason = peer.absent() or peer.refuses(problem) or checked(peer, problem)
+        absent = peer.absent()
+        refused = None if absent else peer.refuses(problem)
+        reason = absent or refused or checked(peer, problem)
         if reason is None:
             present.append(peer)
         else:
-            absences.append(Absence(peer.name, reason))
+            absences.append(Absence(peer.name, reason, refused is not None))
     return tuple(present), tuple(absences)

@@ -143,7 +143,10 @@ def first_row(path: Path) -> Mapping[str, Any]:
 def _parse(line: bytes, kind: str, row: type[R]) -> Environment | R:
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"{len(line):,} bytes; a line has at most {MAX_LINE_BYTES:,}.")
-    record = json.loads(line, parse_constant=_refuse_constant)
+    try:
+        record = json.loads(line, parse_constant=_refuse_constant)
+    except json.JSONDecodeError:
+        raise ValueError("no line of results as `gemmule bench` writes them (no JSON).") from None
     if not isinstance(record, dict):
         raise ValueError("not a JSON object.")
     schema, found = record.pop("schema", None), record.pop("line", None)

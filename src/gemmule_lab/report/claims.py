@@ -20,7 +20,7 @@ REPEATS_WITHIN = 0.02  # what a ratio of two quiet runs differs by in nine of te
 OTHERS = "the fastest other"
 ASKED = DEFAULT, ROUNDED, NAMED = "by default", "int8 activations, by name", "a rung by name"
 OPS = ("matvec", "vecmat", "matmul")
-PLAIN_DTYPES = ("float64", "float32", "int64")
+PLAIN_DTYPES = ("float64", "float32", "bfloat16", "float16", "int64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +177,18 @@ def takeaway(rows: Sequence[Row], machines: Sequence[Environment]) -> list[str]:
     left = len({id(one.row) for one in found}) - len({id(one.row) for one in counted})
     if left:
         told.append(
-            f"No claim rests on {left} {'more' if counted else 'measured'}, which other programs "
-            "disturbed or which had too few blocks for an interval; `gemmule bench --patience 600` "
-            "waits for a quiet machine."
+            f"No claim rests on {left} {'more' if counted else 'measured'}, {_left_why(machines)}"
         )
     return told
+
+
+def _left_why(machines: Sequence[Environment]) -> str:
+    if machines[0].backend == "cuda":  # whose clock other programs do not disturb
+        return "which had too few blocks for an interval; `gemmule bench --seconds 3` takes more."
+    return (
+        "which other programs disturbed or which had too few blocks for an interval; "
+        "`gemmule bench --patience 600` waits for a quiet machine."
+    )
 
 
 TALLIED = {

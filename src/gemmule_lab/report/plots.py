@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -46,7 +47,9 @@ BLACK, WHITE, PALE, BLUE, ORANGE = "#000000", "#ffffff", "#f4f4f4", "#00447d", "
 MARKERS = "os^Dv"
 FEW_DECADES = 50.0  # an axis that spans less has numbers between powers of ten
 NO_DECADE = 4.0  # and one that spans less than this has as many as on a linear axis
-TWO_LINES = 36.0
+LINE = 18.0  # height of a line of words
+NAMES_SHARE = 0.45  # of a chart of dots, for the names of its rows at most
+KEY = 46.0  # a legend's colour beside each name, and the gap to the next
 LIMIT: Look = {"color": INK, "linewidth": 1, "linestyle": DOTTED, "gid": "limit"}
 RING: Look = {"marker": "o", "markersize": 6, "markerfacecolor": "none"}
 HALF_LETTERS = 26  # of a name that leaves room for another beside it in a narrow chart
@@ -253,17 +256,24 @@ def _bar(axes: Axes, bar: Bar, y: float, start: float) -> None:
     )
 
 
-def _legend(axes: Axes, names: Sequence[str], marker: str = "s", up: float = 0.0) -> None:
-    """Write names above a drawing, each with its colour; up: how far above, in its heights."""
+def _legend(
+    axes: Axes, names: Sequence[str], marker: str = "s", up: float = 0.0, columns: int = 0
+) -> None:
+    """Write names above a drawing, each with its colour; up: how far above, in its heights.
+
+    columns: beside each other; 0: all.
+    """
     from matplotlib.lines import Line2D
 
     if not names:
         return
     look: Look = {"marker": marker, "linestyle": "", "markersize": 10}
     keys = [Line2D([], [], color=SERIES[i % len(SERIES)], **look) for i in range(len(names))]
-    wide = sum(map(len, names)) > 40  # it ends with the bars, and begins before them
+    columns = columns or len(names)
+    # It ends with the bars, and begins before them, where it may be wider than they are.
+    wide = sum(map(len, names)) > 40 or columns < len(names)
     place: Look = {"loc": "lower right" if wide else "lower left", "bbox_to_anchor": (wide, 1 + up)}
-    axes.legend(keys, names, ncols=len(names), borderaxespad=0.2, handlelength=1.0, **place)
+    axes.legend(keys, names, ncols=columns, borderaxespad=0.2, handlelength=1.0, **place)
 
 
 def _heat_maps(chart: HeatMaps, wide: float) -> Figure:
@@ -391,16 +401,24 @@ def _ticks(low: float, high: float) -> Any:
 
 
 def _dots(chart: Dots, wide: float) -> Figure:
+    """Draw ratios; names and words are broken where they would leave the dots no room."""
     from matplotlib.ticker import NullLocator
 
-    each = TWO_LINES if any("\n" in label for label in chart.rows) else 22.0
-    drawn = figure(chart, each * len(chart.rows) + 84, chart.subtitle, wide=wide)
-    axes = drawn.add_subplot(xscale="log", ylim=(len(chart.rows) - 0.5, -0.5), xlabel=chart.foot)
+    labels = [_broken(label, NAMES_SHARE * wide) for label in chart.rows]
+    left = LETTER * max(len(line) for label in labels for line in label.split("\n"))
+    foot = _broken(chart.foot, wide - left)
+    keys = LETTER * len("".join(chart.names)) + KEY * len(chart.names)
+    columns = len(chart.names) if keys < wide - left else -(-len(chart.names) // 2)
+    each = 4 + LINE * (1 + max(label.count("\n") for label in labels))
+    words = foot.count("\n") + (columns < len(chart.names))
+    tall = each * len(chart.rows) + 84 + LINE * words
+    drawn = figure(chart, tall, chart.subtitle, wide=wide)
+    axes = drawn.add_subplot(xscale="log", ylim=(len(chart.rows) - 0.5, -0.5), xlabel=foot)
     axes.grid(axis="x")
     axes.axvline(1, **LIMIT | {"gid": "one"})
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axes.set_yticks(range(len(chart.rows)), list(chart.rows))
+    axes.set_yticks(range(len(chart.rows)), labels)
     for index, dots in enumerate(chart.rows.values()):
         for place, name in enumerate(chart.names):
             if name in dots:
@@ -414,5 +432,11 @@ def _dots(chart: Dots, wide: float) -> Figure:
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.8), max(high, 1.25))
     axes.xaxis.set_major_locator(_ticks(*axes.get_xlim()))
-    _legend(axes, chart.names, "o")
+    _legend(axes, chart.names, "o", columns=columns)
     return drawn
+
+
+def _broken(words: str, wide: float) -> str:
+    """Return words in lines of at most so many pixels."""
+    letters = int(wide / LETTER)
+    return "\n".join(line for part in words.split("\n") for line in textwrap.wrap(part, letters))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,10 +49,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What a page begins with, for readers who read no more: a sentence, a chart, tables."""
+    """What a page begins with, for readers who read no more: sentences, a chart, tables.
 
-    sentence: str
+    note: what the dots of the chart are.
+    """
+
+    sentences: tuple[str, ...]
     chart: Figure
+    note: str
     tables: tuple[TableData, ...]
 
 
@@ -88,10 +92,10 @@ def terminal_table(data: TableData) -> RenderableType:
     return Fitted(data)
 
 
-def render_html(results: Results, *, title: str = "", story: Story | None = None) -> str:
+def render_html(results: Results, *, title: str = "", stories: Sequence[Story] = ()) -> str:
     """Return the page of a results file; ValueError when it holds no rows.
 
-    title: by default the devices. story: what comes first; the rest is then folded.
+    title: by default the devices. stories: what comes first; the rest is then folded.
     """
     if not results.rows:
         raise ValueError("there are no rows to report; run `gemmule bench` first.")
@@ -99,7 +103,7 @@ def render_html(results: Results, *, title: str = "", story: Story | None = None
     devices = ", ".join(dict.fromkeys(run.device for run in runs))
     return page(
         title or f"gemmule on {devices}",
-        story=story,
+        stories=stories,
         screens=first_screens(results),
         machines=[(machine_table(run), ceiling_table(run)) for run in runs],
         torn=results.torn,
@@ -119,7 +123,7 @@ def page(title: str, **parts: Any) -> str:
     )
     script = (FOLDER / "report.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    whole = {"studies": (), "screens": (), "machines": (), "story": None, "torn": False, **parts}
+    whole = {"studies": (), "screens": (), "machines": (), "stories": (), "torn": False, **parts}
     template = environment.get_template("report.html.j2")
     narrow = functools.partial(draw, wide=NARROW)
     return template.render(
@@ -128,10 +132,10 @@ def page(title: str, **parts: Any) -> str:
 
 
 def write_html(
-    results: Results, path: Path, *, title: str = "", story: Story | None = None
+    results: Results, path: Path, *, title: str = "", stories: Sequence[Story] = ()
 ) -> None:
     """Write the page to `path`, all of it or nothing."""
-    replace_text(path, render_html(results, title=title, story=story))
+    replace_text(path, render_html(results, title=title, stories=stories))
 
 
 def machine_table(environment: Environment) -> TableData:

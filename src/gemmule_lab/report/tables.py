@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmule.timing.sampler import CONFIDENCE
 from gemmule_lab.records.distributed import DistributedRow
-from gemmule_lab.records.rows import Row, Speedup
+from gemmule_lab.records.rows import OTHERS, TAKEN_AWAY, Row, Speedup
 from gemmule_lab.report import claims
 
 T = TypeVar("T")
@@ -49,6 +49,12 @@ def _fastest(row: Row) -> str:
     return f"{speedup_text(found[0].speedup)} {found[0].peer}" if found else ""
 
 
+def _remarks(row: Row) -> str:
+    """Return a row's flags; of those that tell of other programs one word, as others tell more."""
+    ours = [flag for flag in row.flags if not flag.startswith((TAKEN_AWAY, OTHERS))]
+    return "; ".join(["disturbed"] * row.disturbed + ours)
+
+
 # Of a table: a column's name, what an item's cell is, whether it is a number.
 Column = tuple[str, Callable[[T], str], bool]
 SHORT: tuple[Column[Row], ...] = (
@@ -59,7 +65,7 @@ SHORT: tuple[Column[Row], ...] = (
     ("% of read ceiling", _share, True),
     ("error / bound", _error, True),
     ("times as fast as the fastest other", _fastest, False),
-    ("remarks", lambda row: "; ".join(row.flags), False),
+    ("remarks", lambda row: _remarks(row), False),
 )
 FULL: tuple[Column[Row], ...] = (
     *SHORT[:3],

@@ -97,13 +97,17 @@ class Choice:
         return "cpu" if self.device == "cpu" else "cuda"
 
     def rungs(self) -> list[Rung]:
-        """Return the rungs of the given name; ValueError when there is none."""
+        """Return the rungs of the given name, of the ladder `op`; ValueError when there is none."""
         if self.rung is None:
             return []
-        named = [rung for rung in all_rungs(self.backend) if rung.name == self.rung]
+        every = [one for one in all_rungs(self.backend) if self.op in (None, one.folder)]
+        named = [one for one in every if one.name == self.rung]
         if not named:
-            known = ", ".join(dict.fromkeys(rung.name for rung in all_rungs(self.backend)))
-            raise ValueError(f"no {self.backend} rung is called {self.rung!r}; there are: {known}.")
+            known = ", ".join(dict.fromkeys(one.name for one in every))
+            of = "" if self.op is None else f" of {self.op}"
+            raise ValueError(
+                f"no {self.backend} rung{of} is called {self.rung!r}; there are: {known}."
+            )
         return named
 
 

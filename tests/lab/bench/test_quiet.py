@@ -82,10 +82,10 @@ def test_without_patience_one_attempt_is_made() -> None:
 
 def test_the_load_is_read_from_the_system(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
-    stat.write_text("cpu 100 0 50 800 50 0 0 0 0 0\ncpu0 1\n")
+    stat.write_text("cpu 100 0 50 800 50 0 0 0 0 0\nctxt 1\n")
 
     def later(seconds: float) -> None:
-        stat.write_text("cpu 160 0 65 820 55 0 0 0 0 0\ncpu0 1\n")
+        stat.write_text("cpu 160 0 65 820 55 0 0 0 0 0\nctxt 1\n")
 
     assert processors_in_use(stat, later) == 0.75
     assert processors_in_use(tmp_path / "nowhere", later) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +56,15 @@ class FakeBench:
         over = dict.fromkeys(what.beside, 16 / us)
         if self.peers:
             over["torch on bfloat16" if product.form.bits else "torch"] = 16 / us
+            if product.form.bits == 4 and product.shape in gpu.LLAMA.shapes:
+                over[gpu.PACKED] = 3.0
         return [row(product, us, over)], []
+
+
+def sentence(rows: Sequence[Row]) -> str:
+    told = gpu.story("Test GPU", rows)
+    assert told is not None
+    return " ".join(told.sentences)
 
 
 def measured(bench: Any, path: Path | None = None, seconds: float = 60) -> Outcome:
@@ -90,11 +98,17 @@ def test_codes_stand_beside_our_bfloat16_and_rows_are_on_disk_as_they_come(tmp_p
 
 def test_the_sentence_tells_layers_by_tokens_and_against_whom() -> None:
     told = gpu.story("Test GPU", measured(FakeBench()).rows)
-    assert told.sentence.startswith(
-        "On Test GPU a layer of a Llama of 8 billion weights, against PyTorch in bfloat16: by 1 "
-        "token bfloat16 as fast (112 us), int8 2.00x (56.0 us), int4 4.00x (28.0 us); by 16 tokens "
+    assert told is not None
+    llama, packed, model, losses = told.sentences
+    assert llama == (
+        "On Test GPU a layer of a Llama of 8 billion weights, against PyTorch in bfloat16: "
+        "int4 4.00x by 1 token, 4.00x by 16, 4.00x by 128, 4.00x by 512; "
+        "int8 2.00x by 1 token, 2.00x by 16, 2.00x by 128, 2.00x by 512; "
+        "bfloat16 as fast by 1 token, as fast by 16, as fast by 128, as fast by 512."
     )
-    assert "None of 84 products is surely slower than PyTorch in bfloat16." in told.sentence
+    assert packed.startswith("Its int4 against PyTorch's own packed int4: 3.00x by 1 token, 3.00x")
+    assert model.startswith("And a layer of the sentence model, against PyTorch in bfloat16: int4")
+    assert losses == "None of 84 products is surely slower than PyTorch in bfloat16."
     assert told.tables[0].rows[0] == (
         "a layer of a Llama of 8 billion weights",
         *("1", "112 us, 1.00x", "56.0 us, 2.00x", "28.0 us, 4.00x"),
@@ -103,17 +117,18 @@ def test_the_sentence_tells_layers_by_tokens_and_against_whom() -> None:
 
 
 def test_without_pytorch_codes_are_held_against_our_own_bfloat16() -> None:
-    told = gpu.story("Test GPU", measured(FakeBench(peers=False)).rows).sentence
-    assert "against our own bfloat16: by 1 token bfloat16 (112 us), int8 2.00x" in told
+    told = sentence(measured(FakeBench(peers=False)).rows)
+    assert "against our own bfloat16: int4 4.00x by 1 token" in told
+    assert "bfloat16 as fast" not in told
+    assert "packed" not in told
 
 
 def test_what_loses_is_in_the_sentence() -> None:
     rows = measured(FakeBench()).rows
     slow = Speedup(0.6, 0.55, 0.65, 9, 0.95, "slower")
     rows[-1] = replace(rows[-1], speedups={"torch on bfloat16": slow})
-    told = gpu.story("Test GPU", rows).sentence
-    assert "Surely slower than PyTorch in bfloat16: 1 of 84 products, int4 384 x 1536" in told
-    assert "0.60x" in told
+    told = sentence(rows)
+    assert "in bfloat16: 1 of 84 products; worst: int4 384 x 1536 by 512 tokens, 0.60x." in told
 
 
 def test_time_that_is_over_and_products_that_fail_are_told() -> None:
@@ -130,8 +145,10 @@ def test_time_that_is_over_and_products_that_fail_are_told() -> None:
 
     outcome = measured(Failing())
     assert len(outcome.left) == len(outcome.wrong) == 21
-    assert "no room" in outcome.left[0]
-    assert "by 128 tokens" not in gpu.story("Test GPU", outcome.rows).sentence
+    assert gpu.left_in_words(outcome.left) == ["21 products: no room"]
+    assert gpu.left_in_words(outcome.left[:1]) == [f"{outcome.left[0][0]}: no room"]
+    assert "by 128" not in sentence(outcome.rows)
+    assert gpu.story("Test GPU", []) is None
 
 
 def test_the_command_on_a_gpu_alone(

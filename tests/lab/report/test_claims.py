@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from checkout import EVIDENCE
 from gemmule.core.problem import Problem
 from gemmule_lab import cli
 from gemmule_lab.harness import neighbours
+from gemmule_lab.records import results
 from gemmule_lab.records.results import append
 from gemmule_lab.records.rows import Row, Speedup
 from gemmule_lab.report import claims
@@ -158,6 +161,20 @@ def test_others_at_work_are_told(tmp_path: Path) -> None:
     assert neighbours.Neighbours(tmp_path / "nowhere").flags() == ()
 
 
+def test_only_processors_count_that_may_be_used(tmp_path: Path, fault: Callable[..., Any]) -> None:
+    """Two loops on a process's two processors are two of 64 of the machine."""
+    fault(os, "sched_getaffinity", lambda sound, pid: {0, 5})
+    stat = tmp_path / "stat"
+    idle = "".join(f"cpu{n} 0 0 0 100 0 0 0 0 0\n" for n in range(64))
+    stat.write_text(f"cpu 0 0 0 6400 0 0 0 0 0\n{idle}")
+    found = neighbours.Neighbours(stat, lambda: 0.0)
+    busy = idle.replace("cpu5 0 0 0 100", "cpu5 100 0 0 100").replace(
+        "cpu0 0 0 0 100", "cpu0 0 0 0 200"
+    )
+    stat.write_text(f"cpu 100 0 0 6500 0 0 0 0 0\n{busy}")
+    assert found.flags() == ("other programs used 50% of the processors",)
+
+
 def test_blocks_are_drawn_as_words() -> None:
     assert histogram([3.0]) == ""
     assert histogram([1.0] * 8 + [2.0]) == "█··········▁"
@@ -219,3 +236,20 @@ def test_two_runs_of_a_study_are_compared_by_their_times() -> None:
     assert len(found) > 50
     assert within(found, 0.0) == 1.0
     assert {one.unit for one in found} == {"us"}
+
+
+def test_a_busy_run_on_record_claims_nothing_that_the_quiet_one_contradicts() -> None:
+    """Two processors of a Xeon, alone and beside two busy loops: 3 times torch's speed, and 76."""
+    told: list[dict[tuple[str, str], str]] = []
+    most = 0.0
+    for name in ("quiet", "busy"):
+        rows = results.read(Path(__file__).with_name(f"{name}.jsonl")).rows
+        found = claims.comparisons(rows)
+        told.append({(one.row.group, one.peer): one.verdict for one in found})
+        most = max(one.speedup.value for one in found if one.peer == "torch")
+    quiet, busy = told
+    assert most > 70, "which no summary tells"
+    assert "faster" in quiet.values()
+    sure = {key: verdict for key, verdict in busy.items() if verdict in ("faster", "slower")}
+    assert all(quiet.get(key) in (None, "undecided", verdict) for key, verdict in sure.items())
+    assert not sure, "all of its rows were disturbed"
