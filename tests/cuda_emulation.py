@@ -14,7 +14,7 @@ import numpy as np
 from cuemu.build import compile_cu, tensor_record
 from gemmule.backends.cuda import launch_args, tensor_maps
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Rung, Signature, with_bias
+from gemmule.core.rung import Rung, Signature, with_bias, with_scales
 from gemmule.oracle import biased
 from gemmule.oracle.inputs import Inputs
 from proofs import device as verify_device
@@ -46,12 +46,14 @@ class Emulator:
         alpha: float = 1.0,
         beta: float = 0.0,
         bias: np.ndarray[Any, Any] | None = None,
+        scales: tuple[np.ndarray[Any, Any], ...] | None = None,
     ) -> np.ndarray[Any, Any]:
         problem = inputs.case.problem
         if inputs.out.size == 0:
             return inputs.out
         steps = rung.steps(problem, params, self.machine)
         steps = steps if bias is None else with_bias(steps)
+        steps = steps if scales is None else with_scales(steps)
         work = np.full(rung.workspace(problem, params, self.machine) + 256, 0xFF, np.uint8)
         base = -(-int(work.__array_interface__["data"][0]) // 256) * 256
         parts = raw_launch.parts(inputs)
@@ -59,12 +61,17 @@ class Emulator:
             0 if part is None else int(part.__array_interface__["data"][0]) for part in parts
         ]
         added = None if bias is None else int(bias.ctypes.data)
+        tail = None if scales is None else [int(one.ctypes.data) for one in scales]
         packed = raw_launch.arguments(inputs, addresses, base, alpha, beta, added)
+        if tail is not None:
+            packed += raw_launch.tail_of(scales, tail)
         shapes = tensor_maps.declared(steps, problem, packed)
         where = launch_args.addresses(packed, 4 if shapes else 0)
         maps = [encoded(where[shape.word] + shape.offset, shape) for shape in shapes]
         kernels = [step.kernel for step in steps]
-        if bias is None:
+        if scales is not None:
+            module = _module(rung.source_path, tuple(dict.fromkeys(kernels)), ("SCALES",), False)
+        elif bias is None:
             module = emulated(rung, kernels, problem, bank_conflicts=self.bank_conflicts)
         else:
             module = with_a_bias(rung, kernels)

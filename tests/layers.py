@@ -13,7 +13,7 @@ LAYERS = (
     ("rungs", "oracle"),
     ("dispatch", "tuning"),
     ("plan",),
-    ("outofcore", "sharded", "grouped"),
+    ("outofcore", "sharded", "grouped", "scaled"),
     ("general", "typing"),
     ("frameworks",),
     ("lookup", "options"),

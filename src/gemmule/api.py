@@ -17,14 +17,14 @@ from gemmule.core.problem import HALVES
 from gemmule.core.words import Op
 from gemmule.general import device_of, untraced
 from gemmule.grouped import planned_grouped
-from gemmule.lookup import multiply, multiply_grouped
-from gemmule.options import options_of, shows, split
+from gemmule.lookup import multiply, multiply_grouped, multiply_scaled
+from gemmule.options import options_of, shows, split, split_scaled
 from gemmule.outofcore.through import HostPlan, planned, through_device
 from gemmule.outofcore.upload import upload
 from gemmule.plan import Plan, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.stack import QuantizedStack
-from gemmule.typing import Choices, Grouped, Keywords, Scalar
+from gemmule.typing import Choices, Grouped, Keywords, Scalar, Scaled
 
 if TYPE_CHECKING:
     from gemmule.backends.cuda.device_array import DeviceArray
@@ -139,17 +139,17 @@ def matmul(
     A: Floats[Inexact], B: FloatMatrix[Inexact], /, **options: Unpack[Same]
 ) -> Floats[Inexact]: ...
 @overload
-def matmul(A: HostMatrix, B: HostMatrix, /, **options: Unpack[Keywords]) -> Host: ...  # type: ignore[overload-overlap]
+def matmul(A: HostMatrix, B: HostMatrix, /, **options: Unpack[Scaled]) -> Host: ...  # type: ignore[overload-overlap]
 @overload
-def matmul(A: OwnMatrix, B: OwnMatrix, /, **options: Unpack[Keywords]) -> DeviceArray: ...
+def matmul(A: OwnMatrix, B: OwnMatrix, /, **options: Unpack[Scaled]) -> DeviceArray: ...
 @overload
 def matmul(
-    A: TensorMatrix[Tensor], B: TensorMatrix[Tensor], /, **options: Unpack[Keywords]
+    A: TensorMatrix[Tensor], B: TensorMatrix[Tensor], /, **options: Unpack[Scaled]
 ) -> Tensor: ...
 @overload
-def matmul(A: Foreign, B: Foreign, /, **options: Unpack[Keywords]) -> Any: ...
-@shows(Keywords)
-def matmul(A: Any, B: Any, /, **keywords: Unpack[Keywords]) -> Any:
+def matmul(A: Foreign, B: Foreign, /, **options: Unpack[Scaled]) -> Any: ...
+@shows(Scaled)
+def matmul(A: Any, B: Any, /, **keywords: Unpack[Scaled]) -> Any:
     """Return the matrix product ``A B`` by the array-API rules.
 
     A : array (..., m, k) or (k,); B : array (..., k, n) or (k,); either may be a QuantizedMatrix.
@@ -158,6 +158,13 @@ def matmul(A: Any, B: Any, /, **keywords: Unpack[Keywords]) -> Any:
     single column or row runs as a matvec. Options, errors and promises are those of `matvec`;
     the vectors of `batch_invariant` are the rows of A, beside a quantised A the columns of B.
 
+    scale_a, scale_b : float32, of two matrices of int8 and uint8, or of float8: one number, or one
+        for each row of A, for each column of B. Element (i, j) is then ``scale_a[i] * scale_b[j]``
+        times the product's; the result is float32, or what `out_dtype` names of bfloat16 and
+        float16. Sums are int32 or float32, scaled in float32 and rounded once, on a GPU by the
+        kernel that multiplies where one is proved. Beside them go `out`, `out_dtype`, `rung` and
+        `params`, no batches.
+
     >>> import numpy as np, gemmule as gm
     >>> gm.matmul(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]))
     array([[1., 2.],
@@ -165,6 +172,8 @@ def matmul(A: Any, B: Any, /, **keywords: Unpack[Keywords]) -> Any:
     """
     if not keywords:
         return multiply("matmul", A, B, None, DEFAULT, None)
+    if "scale_a" in keywords or "scale_b" in keywords:
+        return multiply_scaled(A, B, *split_scaled(keywords))
     return multiply("matmul", A, B, *split("matmul", keywords))
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from gemmule import backends
 from gemmule.core.canonical import Call, Frozen
 from gemmule.core.choice import Choice, duration
-from gemmule.core.problem import HALVES, INTEGERS, ITEMSIZE, Problem, result_dtype
+from gemmule.core.problem import FLOAT8, HALVES, INTEGERS, ITEMSIZE, Problem, result_dtype
 from gemmule.core.registry import all_rungs, rungs_for
-from gemmule.core.rung import Arithmetic, LibraryRung, Machine, Rung
+from gemmule.core.rung import Arithmetic, CudaRung, LibraryRung, Machine, Rung
 from gemmule.storage import margins
 from gemmule.storage import tuned as tuned_store
 
@@ -131,6 +131,12 @@ def _rounds_weights(problem: Problem, arithmetic: Arithmetic) -> bool:
     return problem.quant is not None and arithmetic.inputs == problem.b in HALVES
 
 
+def _sums_float8(problem: Problem, arithmetic: Arithmetic) -> bool:
+    """Tell whether float8 is summed by tensor cores that keep fewer bits than float32 does."""
+    both = problem.a in FLOAT8 and problem.b in FLOAT8
+    return both and arithmetic.accumulator == "float32" and not arithmetic.at_least_float32
+
+
 def eligible(rung: Rung, problem: Problem) -> bool:
     """Tell whether the rung is for automatic choices, and its arithmetic good enough."""
     if rung.by_name_only:
@@ -142,6 +148,8 @@ def eligible(rung: Rung, problem: Problem) -> bool:
         return True
     if problem.precision == "tf32" and arithmetic.inputs == "tf32":
         return True
+    if _sums_float8(problem, arithmetic):
+        return problem.precision != "ieee"
     if _rounds_weights(problem, arithmetic):
         return problem.n > EXACT_COLUMNS and not problem.quant.exact  # type: ignore[union-attr]
     return arithmetic.at_least_float32
@@ -290,3 +298,30 @@ def _simplest(
         f"no proved {machine.backend} rung computes {call.problem.describe()} on {machine.name}. "
         f"{advice}, or name a rung with rung=."
     )
+
+
+def scaled_choice(
+    call: Call, machine: Machine, rung: str | None, params: Frozen | None
+) -> Choice | None:
+    """Choose for a product whose kernel applies scales; None where no proved rung does.
+
+    call.problem: of the operands' dtypes and the scaled result's. ValueError where the named rung
+    takes no scales of such operands.
+    """
+    problem, backend, found = call.problem, backends.get(machine.backend), []
+    for one in rungs_for(machine.backend, problem.op, quantized=False):
+        if not isinstance(one, CudaRung) or rung not in (None, one.name):
+            continue
+        if one.refusal_scaled(problem) is not None:
+            continue
+        suggestion = one.suggest(problem, machine)
+        if rung is None and not (suggestion and backend.proved(one, problem, machine, True)):
+            continue
+        given = suggestion.params if params is None and suggestion else dict(params or ())
+        expected = None if suggestion is None else suggestion.expected_s
+        why = "heuristic" if rung is None else "named by the caller"
+        chosen = one.check_params(problem, given)
+        found.append(Choice(call, problem, one, chosen, machine, why, expected))
+    if rung is not None and not found:
+        raise ValueError(f"rung {rung} computes no scaled product {problem.describe()}.")
+    return min(found, key=lambda choice: choice.expected_s or 0.0, default=None)

@@ -19,6 +19,7 @@ from gemmule.general import compiled, product, untraced
 from gemmule.grouped import grouped_product
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.scaled import scaled_product
 from gemmule.settings import default_device
 
 MOST = 4096  # bound calls of host operands
@@ -83,6 +84,20 @@ def multiply_grouped(a: Any, w: Any, offsets: Any, out: Any, options: Options) -
     if compiled():
         return untraced(grouped_product, a, w, offsets, out, options)
     return grouped_product(a, w, offsets, out, options)
+
+
+def multiply_scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, options: Options) -> Any:
+    """Return the scaled product of the user's operands, by the operator where PyTorch asks it."""
+    if "torch" in sys.modules:
+        from gemmule.dispatch.tracked import wanted  # only where PyTorch is
+
+        if wanted(a, b):
+            from gemmule.frameworks import scaled as operator
+
+            return operator.through(a, b, scale_a, scale_b, out, options)
+    if compiled():
+        return untraced(scaled_product, a, b, scale_a, scale_b, out, options)
+    return scaled_product(a, b, scale_a, scale_b, out, options)
 
 
 def _host_call(key: Any, op: str, a: Any, b: Any, options: Options) -> host.FastCall:

@@ -42,6 +42,22 @@ def split(function: str, keywords: Any) -> tuple[Any, Options, str | None]:
     return out, options_of(function, keywords) if keywords else DEFAULT, device
 
 
+_OF_SCALED = ("out", "out_dtype", "rung", "params")
+
+
+def split_scaled(keywords: Any) -> tuple[Any, Any, Any, Options]:
+    """Return what the keywords of a scaled product mean: both scales, its `out`, its options."""
+    scales = keywords.pop("scale_a", None), keywords.pop("scale_b", None)
+    unknown = keywords.keys() - {*_OF_SCALED}
+    if unknown:
+        raise TypeError(
+            f"matmul() with scales got the keyword argument {min(unknown)!r}; those of a scaled "
+            f"product are scale_a, scale_b, {', '.join(_OF_SCALED)}."
+        )
+    out, options, _ = split("matmul", keywords)
+    return *scales, out, options
+
+
 def options_of(function: str, choices: Any) -> Options:
     """Return the options that these keywords mean; ValueError for a word that means nothing."""
     unknown = choices.keys() - Choices.__annotations__.keys()

@@ -94,6 +94,13 @@ class Keywords(Choices, total=False):
     device: str | None
 
 
+class Scaled(Keywords, total=False):
+    """The options of a product of matrices: those of others, and scales of 8-bit operands."""
+
+    scale_a: Any
+    scale_b: Any
+
+
 class Scales(TypedDict, total=False):
     """The keywords of `gemmule.gemv` and `gemmule.gemm`."""
 

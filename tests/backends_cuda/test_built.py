@@ -57,7 +57,9 @@ def smallest(rung: CudaRung) -> proofs.Variant:
     They unpack in fewer instructions, and so build in half the time. Not one that adds a bias: a
     rung may be chosen before that is proved.
     """
-    of_rung = [one for one in proofs.variants(rung) if not proofs.adds_bias(one)]
+    of_rung = [
+        one for one in proofs.variants(rung) if not (proofs.adds_bias(one) or proofs.scales(one))
+    ]
     return min(of_rung, key=lambda one: (len(one.kernels), one.name.startswith("uint4")))
 
 

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -287,6 +288,16 @@ def _conversions() -> Case:
     return Case("conversions", "conversions", (q,), (np.concatenate(out, axis=1),))
 
 
+def _float8() -> Case:
+    """Every code but NaN, whose bits as a half no one promises."""
+    codes = np.arange(256, dtype=np.uint8)
+    codes[codes % 128 > 124] = 0  # of e5m2 three are NaN
+    kinds = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+    halves = [codes.view(kind).astype(np.float16).view(np.uint32).reshape(64, 2) for kind in kinds]
+    out = np.concatenate(halves, axis=1)
+    return Case("float8", "float8", (codes.view(np.uint32),), (out,), block=64)
+
+
 def _warp_intrinsics() -> Case:
     v = _u32(32) % np.uint32(1000)
     lane = np.arange(32)
@@ -381,32 +392,40 @@ def _tensor(
     )
 
 
-_KINDS: dict[str, tuple[object, bool]] = {
-    "kF16": (np.float16, False),
-    "kBf16": (ml_dtypes.bfloat16, False),
-    "kTf32": (np.float32, False),
-    "kE4m3": (ml_dtypes.float8_e4m3fn, False),
-    "kS8": (np.int8, False),
-    "kU8": (np.uint8, False),
-    "kF16Ra": (np.float16, True),
-    "kBf16Ra": (ml_dtypes.bfloat16, True),
+_E4M3, _E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+_KINDS: dict[str, tuple[Any, Any, bool]] = {  # the dtypes of a and b; whether a is in registers
+    "kF16": (np.float16, np.float16, False),
+    "kBf16": (ml_dtypes.bfloat16, ml_dtypes.bfloat16, False),
+    "kTf32": (np.float32, np.float32, False),
+    "kE4m3": (_E4M3, _E4M3, False),
+    "kE5m2": (_E5M2, _E5M2, False),
+    "kE4m3E5m2": (_E4M3, _E5M2, False),
+    "kE5m2E4m3": (_E5M2, _E4M3, False),
+    "kS8": (np.int8, np.int8, False),
+    "kU8": (np.uint8, np.uint8, False),
+    "kS8U8": (np.int8, np.uint8, False),
+    "kU8S8": (np.uint8, np.int8, False),
+    "kF16Ra": (np.float16, np.float16, True),
+    "kBf16Ra": (ml_dtypes.bfloat16, ml_dtypes.bfloat16, True),
 }
 
 
 def _warpgroup(
     kind: str, n: int, swizzle: str, trans_a: bool = False, trans_b: bool = False
 ) -> Case:
-    dtype, in_registers = _KINDS[kind]
-    size = np.dtype(dtype).itemsize  # type: ignore[call-overload]
+    dtype_a, dtype_b, in_registers = _KINDS[kind]
+    size = np.dtype(dtype_a).itemsize
     if swizzle == "none":
         k = 32 // size
     else:
         k = 32 if trans_a or trans_b else {"128B": 128, "64B": 64, "32B": 32}[swizzle] // size
     steps = k * size // 32
-    low = 0 if dtype is np.uint8 else -4
-    a, b = _ints((64, k), dtype, low), _ints((n, k), dtype, low)
+    a, b = (
+        _ints((rows, k), dtype, 0 if dtype is np.uint8 else -4)
+        for rows, dtype in ((64, dtype_a), (n, dtype_b))
+    )
     d = (a.astype(np.float64) @ b.astype(np.float64).T).astype(
-        np.int32 if kind in ("kS8", "kU8") else np.float32
+        np.int32 if np.issubdtype(dtype_a, np.integer) else np.float32
     )
     image_b, lead_b, stride_b, step_b = operand_image(b, swizzle, not trans_b)
     if in_registers:
@@ -462,6 +481,7 @@ CASES: tuple[Case, ...] = (
     _mma_f64_k8(),
     _arithmetic(),
     _conversions(),
+    _float8(),
     _warp_intrinsics(),
     *_simple(),
     _clusters(),
@@ -485,6 +505,11 @@ CASES: tuple[Case, ...] = (
     _warpgroup("kF16", 64, "none", trans_a=True, trans_b=True),
     _warpgroup("kTf32", 96, "128B"),
     _warpgroup("kE4m3", 64, "128B"),
+    _warpgroup("kE5m2", 128, "128B"),
+    _warpgroup("kE4m3E5m2", 64, "128B"),
+    _warpgroup("kE5m2E4m3", 128, "128B"),
+    _warpgroup("kS8U8", 64, "128B"),
+    _warpgroup("kU8S8", 256, "128B"),
     _warpgroup("kS8", 128, "128B"),
     _warpgroup("kU8", 64, "128B"),
     _warpgroup("kF16Ra", 64, "128B"),

@@ -5,6 +5,7 @@
 
 #include "ptx.cuh"
 #include "ptx_f64.cuh"
+#include "ptx_float8.cuh"
 #include "ptx_peers.cuh"
 #include "ptx_wgmma.cuh"
 
@@ -227,6 +228,16 @@ __global__ void conversions(const __grid_constant__ Args p) {
   for (int i = 0; i < 2; ++i) o[10 + i] = two[i];
 }
 
+__global__ void float8(const __grid_constant__ Args p) {
+  const u32 q = IN(u32, 0)[threadIdx.x];
+  u32* o = OUT(u32, 0) + 4 * threadIdx.x;
+  u32 two[2];
+  e4m3x4_to_f16(q, two);
+  for (int i = 0; i < 2; ++i) o[i] = two[i];
+  e5m2x4_to_f16(q, two);
+  for (int i = 0; i < 2; ++i) o[2 + i] = two[i];
+}
+
 __global__ void warp_intrinsics(const __grid_constant__ Args p) {
   const int t = threadIdx.x;
   const u32 v = IN(u32, 0)[t];
@@ -357,19 +368,17 @@ __global__ void tensor(const __grid_constant__ Args p) {   // a box from map 0, 
 
 // ---- sm_90a --------------------------------------------------------------------------------------------
 #if defined(CUEMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-enum { kF16, kBf16, kTf32, kE4m3, kS8, kU8, kF16Ra, kBf16Ra };
-template <int KIND>
+enum { kF16, kBf16, kTf32, kE4m3, kE5m2, kE4m3E5m2, kE5m2E4m3, kF16Ra, kBf16Ra, kS8, kU8, kS8U8, kU8S8 };
+template <bool INTEGER>
 struct Sum { using type = float; };
 template <>
-struct Sum<kS8> { using type = int; };
-template <>
-struct Sum<kU8> { using type = int; };
+struct Sum<true> { using type = int; };
 
 // in[0], in[1]: a and b as they lie in shared memory; n: bytes of a, steps, descriptor advance of a and of b.
 template <int KIND, int N, int LAYOUT, int LEAD_A, int STRIDE_A, int LEAD_B, int STRIDE_B, int TRANS_A, int TRANS_B>
 __global__ void __launch_bounds__(128) warpgroup(const __grid_constant__ Args p) {
   extern __shared__ __align__(1024) u8 s[];
-  using D = typename Sum<KIND>::type;
+  using D = typename Sum<(KIND >= kS8)>::type;
   const int t = threadIdx.x, bytes = p.n[0];
   for (int i = t; i < bytes / 4; i += 128) reinterpret_cast<u32*>(s)[i] = IN(u32, 0)[i];
   const u32 b_at = (bytes + 1023) / 1024 * 1024;
@@ -392,6 +401,11 @@ __global__ void __launch_bounds__(128) warpgroup(const __grid_constant__ Args p)
     if constexpr (KIND == kBf16) wgmma_bf16<N, TRANS_A, TRANS_B>(d, ak, bk, k > 0);
     if constexpr (KIND == kTf32) wgmma_tf32<N>(d, ak, bk, k > 0);
     if constexpr (KIND == kE4m3) wgmma_e4m3<N>(d, ak, bk, k > 0);
+    if constexpr (KIND == kE5m2) wgmma_e5m2<N>(d, ak, bk, k > 0);
+    if constexpr (KIND == kE4m3E5m2) wgmma_e4m3e5m2<N>(d, ak, bk, k > 0);
+    if constexpr (KIND == kE5m2E4m3) wgmma_e5m2e4m3<N>(d, ak, bk, k > 0);
+    if constexpr (KIND == kS8U8) wgmma_s8u8<N>(d, ak, bk, k > 0);
+    if constexpr (KIND == kU8S8) wgmma_u8s8<N>(d, ak, bk, k > 0);
     if constexpr (KIND == kS8) wgmma_s8<N>(d, ak, bk, k > 0);
     if constexpr (KIND == kU8) wgmma_u8<N>(d, ak, bk, k > 0);
     if constexpr (KIND == kF16Ra) wgmma_f16_ra<N, TRANS_B>(d, r, bk, k > 0);

@@ -4,7 +4,7 @@
 namespace cuemu {
 
 // One element of a register of a given kind.
-enum class Kind { f16, bf16, tf32, e4m3, s8, u8 };
+enum class Kind { f16, bf16, tf32, e4m3, e5m2, s8, u8 };
 constexpr int element_bytes(Kind k) { return k == Kind::tf32 ? 4 : k == Kind::f16 || k == Kind::bf16 ? 2 : 1; }
 
 template <Kind K>
@@ -28,6 +28,10 @@ inline double element(const void* p) {
     return __uint_as_float(bits & 0xffffe000u);
   } else if constexpr (K == Kind::e4m3) {
     __nv_fp8_e4m3 v;
+    memcpy(static_cast<void*>(&v), p, 1);
+    return float(v);
+  } else if constexpr (K == Kind::e5m2) {
+    __nv_fp8_e5m2 v;
     memcpy(static_cast<void*>(&v), p, 1);
     return float(v);
   } else if constexpr (K == Kind::s8) {

@@ -24,9 +24,9 @@ struct Operand {
   }
 };
 
-template <Kind K, class D, int N, bool RegsA, bool TransA, bool TransB>
+template <Kind KA, Kind KB, class D, int N, bool RegsA, bool TransA, bool TransB>
 void wgmma_run(const std::vector<WgmmaPart>& parts) {
-  constexpr int B = element_bytes(K), KS = 32 / B;
+  constexpr int B = element_bytes(KA), KS = 32 / B;
   const char* shared = S.cur->cta->shared;
   const WgmmaPart& first = parts[0];
   static double a[64][KS], b[KS][N], sums[64][N];
@@ -37,14 +37,14 @@ void wgmma_run(const std::vector<WgmmaPart>& parts) {
     for (int k = 0; k < KS; ++k) {
       if constexpr (RegsA) {
         const WgmmaPart& p = parts[size_t(r / 16 * 32 + r % 8 * 4 + k % 8 / 2)];
-        a[r][k] = element<K>(reinterpret_cast<const char*>(p.a_regs + (r % 16 / 8 + 2 * (k / 8))) + k % 2 * B);
+        a[r][k] = element<KA>(reinterpret_cast<const char*>(p.a_regs + (r % 16 / 8 + 2 * (k / 8))) + k % 2 * B);
       } else {
-        a[r][k] = element<K>(shared + Operand(first.a).at(unsigned(r), unsigned(k), B, !TransA));
+        a[r][k] = element<KA>(shared + Operand(first.a).at(unsigned(r), unsigned(k), B, !TransA));
       }
     }
   const Operand of_b(first.b);
   for (int n = 0; n < N; ++n)
-    for (int k = 0; k < KS; ++k) b[k][n] = element<K>(shared + of_b.at(unsigned(n), unsigned(k), B, !TransB));
+    for (int k = 0; k < KS; ++k) b[k][n] = element<KB>(shared + of_b.at(unsigned(n), unsigned(k), B, !TransB));
   for (bool before : {true, false}) {
     for (int t = 0; t < 128; ++t) {
       D* d = static_cast<D*>(parts[size_t(t)].d);
@@ -68,23 +68,29 @@ inline void wgmma_commit() { cuemu::wgmma_close_group(); }
 template <int N>
 void wgmma_wait(CUEMU_AT) { cuemu::wgmma_wait_group(N, file, line); }
 
-#define CUEMU_WGMMA(name, kind, D)                                                                              \
+#define CUEMU_WGMMA(name, KA, KB, D)                                                                            \
   template <int N, int TransA = 0, int TransB = 0>                                                              \
   void name(D (&d)[N / 2], u64 a, u64 b, bool accumulate) {                                                     \
-    cuemu::wgmma_issue({d, a, b, {}, accumulate, cuemu::wgmma_run<cuemu::Kind::kind, D, N, false, TransA, TransB>}); \
+    cuemu::wgmma_issue({d, a, b, {}, accumulate,                                                                \
+                        cuemu::wgmma_run<cuemu::Kind::KA, cuemu::Kind::KB, D, N, false, TransA, TransB>});      \
   }
-CUEMU_WGMMA(wgmma_f16, f16, float)
-CUEMU_WGMMA(wgmma_bf16, bf16, float)
-CUEMU_WGMMA(wgmma_tf32, tf32, float)
-CUEMU_WGMMA(wgmma_e4m3, e4m3, float)
-CUEMU_WGMMA(wgmma_s8, s8, int)
-CUEMU_WGMMA(wgmma_u8, u8, int)
+CUEMU_WGMMA(wgmma_f16, f16, f16, float)
+CUEMU_WGMMA(wgmma_bf16, bf16, bf16, float)
+CUEMU_WGMMA(wgmma_tf32, tf32, tf32, float)
+CUEMU_WGMMA(wgmma_e4m3, e4m3, e4m3, float)
+CUEMU_WGMMA(wgmma_e5m2, e5m2, e5m2, float)
+CUEMU_WGMMA(wgmma_e4m3e5m2, e4m3, e5m2, float)
+CUEMU_WGMMA(wgmma_e5m2e4m3, e5m2, e4m3, float)
+CUEMU_WGMMA(wgmma_s8, s8, s8, int)
+CUEMU_WGMMA(wgmma_u8, u8, u8, int)
+CUEMU_WGMMA(wgmma_s8u8, s8, u8, int)
+CUEMU_WGMMA(wgmma_u8s8, u8, s8, int)
 #undef CUEMU_WGMMA
 #define CUEMU_WGMMA_RA(name, kind)                                                                              \
   template <int N, int TransB = 0>                                                                              \
   void name(float (&d)[N / 2], const u32 (&a)[4], u64 b, bool accumulate) {                                     \
     cuemu::wgmma_issue({d, 0, b, {a[0], a[1], a[2], a[3]}, accumulate,                                          \
-                        cuemu::wgmma_run<cuemu::Kind::kind, float, N, true, false, TransB>});                   \
+                        cuemu::wgmma_run<cuemu::Kind::kind, cuemu::Kind::kind, float, N, true, false, TransB>});                   \
   }
 CUEMU_WGMMA_RA(wgmma_f16_ra, f16)
 CUEMU_WGMMA_RA(wgmma_bf16_ra, bf16)

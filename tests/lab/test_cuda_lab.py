@@ -135,6 +135,12 @@ def test_peers_say_what_they_do_not_serve() -> None:
     assert "unit stride" in (
         peers["torch"].refuses(dataclasses.replace(matvec, layout_a="strided")) or ""
     )
+    for name, dtype in (("torch int_mm", "int8"), ("torch scaled_mm", "float8_e4m3fn")):
+        given = dataclasses.replace(matmul, a=dtype, b=dtype)
+        assert peers[name].refuses(given) is None
+        assert "more rows" in (peers[name].refuses(dataclasses.replace(given, m=16)) or "")
+        assert dtype in (peers[name].refuses(matmul) or "")
+        assert "two plain matrices" in (peers[name].refuses(matvec) or "")
     for name in ("torch", "cupy", "triton", "nvmath"):
         assert "quantised" in (peers[name].refuses(int4) or "")
     assert peers["torch int4pack"].refuses(int4) is None

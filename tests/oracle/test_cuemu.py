@@ -348,7 +348,7 @@ def test_stores_before_the_start_of_a_tensor_are_caught(
         run_on_emulator(dataclasses.replace(case, n=(1024, *at)), source=source)
 
 
-HEADERS = ("ptx.cuh", "ptx_f64.cuh", "ptx_peers.cuh", "ptx_wgmma.cuh")
+HEADERS = ("ptx.cuh", "ptx_f64.cuh", "ptx_float8.cuh", "ptx_peers.cuh", "ptx_wgmma.cuh")
 
 
 def test_every_primitive_of_the_header_has_a_case() -> None:

@@ -186,6 +186,7 @@ def test_every_ladder_has_a_page_of_notes() -> None:
     wanted = {f"{backend}_{op}" for backend in BACKENDS for op in OPS}
     assert {page.stem for page in NOTES} == wanted | {
         "cpu_threads",
+        "cuda_bytes",
         "cuda_grouped",
         "first_products",
         "measuring",

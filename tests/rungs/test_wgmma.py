@@ -17,7 +17,7 @@ from cuemu.toolchain import missing_tools
 from emulated_driver import emulated
 from gemmule.backends.cuda import driver, launch_args, starter, tensor_maps
 from gemmule.core.packing import TensorMap
-from gemmule.core.problem import Problem
+from gemmule.core.problem import Problem, numpy_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Step
 from gemmule.oracle.inputs import Inputs, make_inputs
@@ -27,12 +27,19 @@ from proofs import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 HALF = ("float16", "float16", "float16")
+BYTES = {  # those of 8-bit operands, and two that differ
+    "wgmma_int8": ("int8", "uint8", "int32"),
+    "wgmma_float8": ("float8_e4m3fn", "float8_e5m2", "float32"),
+}
 RUNGS = {
     rung.name: rung
     for rung in all_rungs("cuda")
-    if rung.op == "matmul" and rung.name.startswith("wgmma") and HALF in rung.signatures
+    if rung.op == "matmul"
+    and rung.name.startswith("wgmma")
+    and (HALF in rung.signatures or rung.name in BYTES)
 }
 NAMES = sorted(RUNGS)
+TYPES = dict.fromkeys(NAMES, HALF) | BYTES
 
 
 def few_units(units: int) -> Emulator:
@@ -51,8 +58,9 @@ def judged(rung: Rung, emulator: Emulator, inputs: Inputs, params: dict[str, Any
 
 def cases(rung: Rung) -> Iterator[tuple[Problem, dict[str, Any]]]:
     """Yield products of several tiles a block, by every parameter set, in turning layouts."""
+    types = TYPES[rung.name]
     layouts = [(a, b) for a in ("row", "col") for b in ("row", "col")]
-    plain = make_problem("matmul", 8, 8, 8, HALF)
+    plain = make_problem("matmul", 8, 8, 8, types)
     for i, params in enumerate(rung.space(plain)):
         layout_a, layout_b = layouts[i % 4]
         problem = make_problem(
@@ -60,7 +68,7 @@ def cases(rung: Rung) -> Iterator[tuple[Problem, dict[str, Any]]]:
             264,
             328,
             136,
-            HALF,
+            types,
             layout_a=layout_a,
             layout_b=layout_b,
             batch=1 + (i % 2 if rung.batched else 0),
@@ -82,7 +90,14 @@ def test_stages_that_are_filled_again(name: str) -> None:
     rung = RUNGS[name]
     for layout_a, layout_b in (("row", "row"), ("col", "col")):
         problem = make_problem(
-            "matmul", 72, 136, 1032, HALF, layout_a=layout_a, layout_b=layout_b, layout_out="row"
+            "matmul",
+            72,
+            136,
+            1032,
+            TYPES[name],
+            layout_a=layout_a,
+            layout_b=layout_b,
+            layout_out="row",
         )
         for params in ({}, {"cluster": 2}) if "cluster" in rung.params else ({},):
             emulator = few_units(4)
@@ -132,15 +147,23 @@ def test_the_tile_follows_the_shorter_side() -> None:
             assert suggestion.params["tile"] == tile, (m, n)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("out", ["float16", "float32"])
-def test_alpha_and_beta(name: str, out: str) -> None:
+def results(name: str) -> list[tuple[str, str, str]]:
+    """Return the types of a rung's operands by a narrow and a wide result."""
+    a, b, out = TYPES[name]
+    return [(a, b, one) for one in (("int32",) if out == "int32" else ("float16", "float32"))]
+
+
+OF_RESULTS = [(name, types) for name in NAMES for types in results(name)]
+
+
+@pytest.mark.parametrize(("name", "types"), OF_RESULTS)
+def test_alpha_and_beta(name: str, types: tuple[str, str, str]) -> None:
     rung = RUNGS[name]
-    problem = replace(make_problem("matmul", 150, 136, 72, (*HALF[:2], out)), alignment=16)
-    for beta in (0.0, 0.5):
+    problem = replace(make_problem("matmul", 150, 136, 72, types), alignment=16)
+    for beta in (0.0, 3.0 if types[2] == "int32" else 0.5):
         inputs = make_inputs(problem, "integers", 5)
         old = np.arange(problem.outputs).reshape(problem.m, problem.n) % 16
-        inputs.out[...] = old if beta else np.nan
+        inputs.out[...] = old if beta else 7 if types[2] == "int32" else np.nan
         params = rung.check_params(problem, None)
         got = few_units(2).run(rung, inputs, params, alpha=-2.0, beta=beta)
         exact = -2.0 * (inputs.a.astype(float) @ inputs.b.astype(float)) + beta * old
@@ -153,7 +176,14 @@ def test_a_column_major_result(name: str) -> None:
     rung = RUNGS[name]
     for layout_a, layout_b in (("row", "row"), ("col", "row"), ("row", "col")):
         problem = make_problem(
-            "matmul", 200, 72, 136, HALF, layout_a=layout_a, layout_b=layout_b, layout_out="col"
+            "matmul",
+            200,
+            72,
+            136,
+            TYPES[name],
+            layout_a=layout_a,
+            layout_b=layout_b,
+            layout_out="col",
         )
         shared = replace(problem, batch=2, shared_a=layout_b == "col", shared_b=layout_a == "col")
         for which in (problem, shared)[: 1 + rung.batched]:
@@ -161,12 +191,13 @@ def test_a_column_major_result(name: str) -> None:
             judged(rung, few_units(4), inputs, rung.check_params(which, None))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("out", ["float16", "float32"])
-def test_a_result_whose_rows_are_longer_than_it_is_wide(name: str, out: str) -> None:
+@pytest.mark.parametrize(("name", "types"), OF_RESULTS)
+def test_a_result_whose_rows_are_longer_than_it_is_wide(
+    name: str, types: tuple[str, str, str]
+) -> None:
     """13 columns of a C whose rows begin at multiples of 16 bytes, and nothing written beside."""
     rung = RUNGS[name]
-    problem = make_problem("matmul", 40, 13, 200, (*HALF[:2], out), layout_b="col")
+    problem = make_problem("matmul", 40, 13, 208, types, layout_b="col")
     problem = replace(problem, alignment=16)
     for params in list(rung.space(problem))[::4]:
         inputs = make_inputs(problem, "integers", 19)
@@ -175,7 +206,7 @@ def test_a_result_whose_rows_are_longer_than_it_is_wide(name: str, out: str) -> 
         assert (whole[:, 13:] == 7).all(), params
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "wgmma_repacked"])
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"wgmma_repacked", *BYTES}))
 def test_what_tma_cannot_read_is_refused(name: str) -> None:
     rung = RUNGS[name]
     assert "16 bytes" in str(rung.refusal(make_problem("matmul", 64, 64, 63, HALF)))
@@ -186,15 +217,72 @@ def test_what_tma_cannot_read_is_refused(name: str) -> None:
 
 def test_public_calls_reach_them() -> None:
     rng = np.random.default_rng(3)
-    left = rng.integers(-4, 5, (72, 136)).astype(np.float16)
-    right = rng.integers(-4, 5, (136, 64)).astype(np.float16)
+    given = rng.integers(-4, 5, (72, 136)), rng.integers(-4, 5, (136, 64))
     with emulated():
-        a, b = gm.asarray(left, device="cuda"), gm.asarray(right, device="cuda")
         for name in NAMES:
+            left, right = (
+                one.astype(numpy_dtype(dtype).type if "uint" not in dtype else np.int8)
+                for one, dtype in zip(given, TYPES[name], strict=False)
+            )
+            a, b = gm.asarray(left, device="cuda"), gm.asarray(right, device="cuda")
             for _ in range(2):  # the second call finds its maps encoded
                 got = gm.matmul(a, b, rung=name).to_host()
                 assert np.array_equal(got.astype(float), left.astype(float) @ right.astype(float))
+            del a, b
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fresh_result_whose_rows_end_anywhere(name: str) -> None:
+    """TMA takes both operands, but could not store a C of 61 columns."""
+    rng = np.random.default_rng(9)
+    dtypes = [numpy_dtype(one) for one in TYPES[name][:2]]
+    left = rng.integers(0, 5, (40, 128)).astype(dtypes[0])
+    right = np.asfortranarray(rng.integers(0, 5, (128, 61)).astype(dtypes[1]))
+    with emulated():
+        a, b = gm.asarray(left, device="cuda"), gm.asarray(right, device="cuda")
+        got = gm.matmul(a, b, rung=name).to_host()
         del a, b
+    assert np.array_equal(got.astype(float), left.astype(float) @ right.astype(float))
+
+
+def test_sums_of_float8_that_are_not_float32s(only_proved: Callable[..., None]) -> None:
+    """They are the choice, explain() tells of them, and precision="ieee" forbids them."""
+    rng = np.random.default_rng(5)
+    dtype = numpy_dtype("float8_e4m3fn")
+    with emulated():
+        a, b = (
+            gm.asarray(rng.standard_normal((64, 64)).astype(dtype), device="cuda") for _ in "ab"
+        )
+        only_proved("cuda", {"wgmma_float8", "register_tile"})
+        plan = gm.plan("matmul", a, b)
+        assert plan.rung.name == "wgmma_float8"
+        assert "tensor cores keep 14 bits of" in plan.explain()
+        exact = gm.plan("matmul", a, b, precision="ieee")
+        assert exact.rung.name == "register_tile"
+        assert "14 bits" not in exact.explain()
+        del a, b
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_that_tma_cannot_read_are_copied(name: str) -> None:
+    """Each operand alone, both, and none; what is copied begins at multiples of 256 bytes."""
+    rung, machine = RUNGS[name], proofs.proof_machine()
+    layouts = {("row", "col"): 0, ("col", "col"): 272 * 512, ("row", "row"): 144 * 512}
+    for (layout_a, layout_b), copied in layouts.items():
+        problem = make_problem(
+            "matmul", 272, 144, 512, TYPES[name], layout_a=layout_a, layout_b=layout_b
+        )
+        params = rung.check_params(problem, {"tile": "128x64"})
+        assert rung.workspace(problem, params, machine) == copied
+        assert len(rung.steps(problem, params, machine)) == 1 + bool(copied)
+        judged(rung, few_units(4), make_inputs(problem, "integers", 23), params)
+    for layout_a, layout_b in (("row", "col"), ("col", "row")):
+        problem = make_problem(
+            "matmul", 131, 67, 333, TYPES[name], layout_a=layout_a, layout_b=layout_b, batch=2
+        )
+        for shared in (problem, replace(problem, shared_a=True), replace(problem, shared_b=True)):
+            inputs = make_inputs(shared, "integers", 29, "sliced")
+            judged(rung, few_units(4), inputs, rung.check_params(problem, None))
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 from gemmule.core.registry import device_rungs
-from gemmule.core.rung import DeviceRung, Signature
-from gemmule.oracle import biased
+from gemmule.core.rung import CudaRung, DeviceRung, Signature
+from gemmule.oracle import biased, scaled
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import (
@@ -136,6 +136,8 @@ def _sample(rung: DeviceRung) -> int:
     """
     most = max(FEW, LEAST // len(rung.signatures))
     most = 5 * most if rung.op == "grouped" else most  # each size has one number of experts
+    if isinstance(rung, CudaRung) and rung.scaled:  # its dtypes begin at the same sizes
+        most = 2 * most
     more = (2, 1) if most > 20 else (9, 7) if most > 16 else (7, 6)  # the fewer dtypes, the more
     return most * more[0] // more[1] if rung.quantized else most
 
@@ -230,7 +232,13 @@ def verify_rung(
     runner, outcomes = DeviceRunner(ordinal), []
     device = runner.machine.name
     for variant in (one for one in proofs.variants(rung) if only is None or one.name in only):
-        given, judged = trials(rung, proofs.signature_of(variant), few=few), judge_trial
+        signature, judged = proofs.signature_of(variant), judge_trial
+        if isinstance(rung, CudaRung) and proofs.scales(variant):
+            plain = proofs.plain_of(rung, signature, evidence.SCALED)
+            given = scaled.some(rung, trials(rung, plain, few=few), signature[2])
+            judged = scaled.judge_trial
+        else:
+            given = trials(rung, signature, few=few)
         if proofs.adds_bias(variant):
             given, judged = biased.some(rung, given), biased.judge_trial
         outcome = Outcome(folder, name, variant.name, proofs.key(variant), device=device)

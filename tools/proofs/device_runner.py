@@ -17,7 +17,15 @@ from gemmule.backends.cuda import driver, launch_args, starter, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Step, with_bias
+from gemmule.core.rung import (
+    CudaRung,
+    DeviceRung,
+    LibraryRung,
+    Machine,
+    Step,
+    with_bias,
+    with_scales,
+)
 from gemmule.oracle.inputs import Inputs
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.tuning.operands import call_over
@@ -47,10 +55,12 @@ class DeviceRunner:
         alpha: float = 1.0,
         beta: float = 0.0,
         bias: np.ndarray[Any, Any] | None = None,
+        scales: tuple[np.ndarray[Any, Any], ...] | None = None,
     ) -> np.ndarray[Any, Any]:
         """Run the rung once and return `inputs.out`, filled with what the device wrote.
 
-        bias: a number for each row, which kernels compiled for that add.
+        bias: a number for each row, which kernels compiled for that add; scales: of rows and of
+        columns, which others apply.
         """
         problem = inputs.case.problem
         if inputs.out.size == 0:
@@ -60,6 +70,7 @@ class DeviceRunner:
             return self._multiply(rung, inputs, params, (alpha, beta))
         steps = rung.steps(problem, params, self.machine)
         steps = steps if bias is None else with_bias(steps)
+        steps = steps if scales is None else with_scales(steps)
         workspace = rung.workspace(problem, params, self.machine)
         work = self._take(workspace, 0)
         if workspace:
@@ -68,6 +79,8 @@ class DeviceRunner:
         addresses = [self._place(part, inputs) for part in parts]
         added = None if bias is None else self._place(bias, inputs)
         packed = raw_launch.arguments(inputs, addresses, work, alpha, beta, added)
+        if scales is not None:
+            packed += raw_launch.tail_of(scales, [self._place(one, inputs) for one in scales])
         self._launch(rung, steps, problem, packed)
         at = next(at for at, part in zip(addresses, parts, strict=True) if part is inputs.out)
         self._download(inputs, at)

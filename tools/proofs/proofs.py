@@ -25,7 +25,16 @@ from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import device_rungs
-from gemmule.core.rung import CudaRung, DeviceRung, LibraryRung, Machine, Signature, Step, with_bias
+from gemmule.core.rung import (
+    CudaRung,
+    DeviceRung,
+    LibraryRung,
+    Machine,
+    Signature,
+    Step,
+    with_bias,
+    with_scales,
+)
 from gemmule.oracle.problems import make_problem
 from gemmule.storage import built, evidence, sources
 
@@ -141,18 +150,24 @@ def variants(rung: DeviceRung, machine: Machine | None = None) -> Iterator[Varia
     for signature in signatures(rung):
         yield variant_of(rung, signature, machine)
         if isinstance(rung, CudaRung) and rung.adds:
-            yield variant_of(rung, signature, machine, bias=True)
+            yield variant_of(rung, signature, machine, end=evidence.WITH_BIAS)
+    if isinstance(rung, CudaRung):
+        for signature in rung.scaled:
+            yield variant_of(rung, signature, machine, end=evidence.SCALED)
 
 
 def variant_of(
-    rung: DeviceRung, signature: Signature, machine: Machine | None = None, *, bias: bool = False
+    rung: DeviceRung, signature: Signature, machine: Machine | None = None, *, end: str = ""
 ) -> Variant:
-    """Return the variant of one of the rung's `signatures`; bias: the one that adds a bias."""
-    name = evidence.variant_named(signature) + evidence.WITH_BIAS * bias
+    """Return the variant of one of the rung's `signatures`, or of those that it has scaled.
+
+    end: of its name, where its kernels add a bias or apply scales.
+    """
+    name = evidence.variant_named(signature) + end
     if isinstance(rung, LibraryRung):
         told = tuple(rung.spec(p, packed_call(p)) for p in fixed_problems(rung, signature))
         return Variant(rung, name, (), (), (), told)
-    launches = tuple(_launches(rung, signature, machine or proof_machine(), bias))
+    launches = tuple(_launches(rung, signature, machine or proof_machine(), end))
     kernels = tuple(dict.fromkeys(launch.step.kernel for launch in launches))
     defines = tuple(dict.fromkeys(d for launch in launches for d in launch.step.defines))
     return Variant(rung, name, kernels, defines, launches)
@@ -171,28 +186,48 @@ def names(rung: DeviceRung) -> Iterator[str]:
         yield evidence.variant_named(signature)
         if isinstance(rung, CudaRung) and rung.adds:
             yield evidence.variant_named(signature) + evidence.WITH_BIAS
+    if isinstance(rung, CudaRung):
+        for signature in rung.scaled:
+            yield evidence.variant_named(signature) + evidence.SCALED
+
+
+_COMPILED = {evidence.WITH_BIAS: with_bias, evidence.SCALED: with_scales}
 
 
 def _launches(
-    rung: CudaRung, signature: Signature, machine: Machine, bias: bool = False
+    rung: CudaRung, signature: Signature, machine: Machine, end: str = ""
 ) -> Iterator[Launch]:
-    for index, problem in enumerate(fixed_problems(rung, signature)):
-        for params in [rung.check_params(problem, None)] if bias else rung.space(problem):
+    for index, problem in enumerate(fixed_problems(rung, plain_of(rung, signature, end))):
+        given = replace(problem, out=signature[2])
+        for params in [rung.check_params(given, None)] if end else rung.space(given):
             frozen = tuple(sorted(params.items()))
-            steps = rung.steps(problem, params, machine)
-            for step in with_bias(steps) if bias else steps:
+            steps = rung.steps(given, params, machine)
+            for step in _COMPILED[end](steps) if end else steps:
                 yield Launch(index, frozen, step)
+
+
+def plain_of(rung: CudaRung, signature: Signature, end: str) -> Signature:
+    """Return the signature of the plain product behind one with this end of its name."""
+    if end != evidence.SCALED:
+        return signature
+    a, b, out = signature
+    return a, b, rung.unscaled(Problem("matmul", 1, 1, a=a, b=b, out=out))
 
 
 def signature_of(variant: Variant) -> Signature:
     """Return the dtypes of A, of x or B, and of the result."""
-    a, b, out = variant.name.removesuffix(evidence.WITH_BIAS).split(",")
+    a, b, out = variant.name.split(",")[:3]
     return a, b, out
 
 
 def adds_bias(variant: Variant) -> bool:
     """Tell whether the variant's kernels add a bias."""
     return variant.name.endswith(evidence.WITH_BIAS)
+
+
+def scales(variant: Variant) -> bool:
+    """Tell whether the variant's kernels apply scales."""
+    return variant.name.endswith(evidence.SCALED)
 
 
 def packed_call(problem: Problem) -> Call:

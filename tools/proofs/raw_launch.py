@@ -42,3 +42,8 @@ def arguments(
     launch_args.place(packed, addresses if inputs.ends is not None else [*addresses, work])
     launch_args.SCALARS.pack_into(packed, len(packed) - launch_args.SCALARS.size, alpha, beta)
     return bytes(packed) + (b"" if bias is None else launch_args.BIAS.pack(bias))
+
+
+def tail_of(scales: Any, addresses: list[int]) -> bytes:
+    """Return the end of the struct of kernels that scale: where scales lie, and their steps."""
+    return launch_args.SCALES.pack(*addresses, *(int(one.size > 1) for one in scales))

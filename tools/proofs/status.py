@@ -61,11 +61,15 @@ class Standing:
             for name, problem in self.needed.items()
         ]
         words += [f"outdated: {line}" for line in self.outdated]
-        added = [name for name in self.unproved if name[2].endswith(evidence.WITH_BIAS)]
+        ends = (evidence.WITH_BIAS, evidence.SCALED)
+        added = [name for name in self.unproved if name[2].endswith(ends)]
         rungs = sorted({f"{name[0]}/{name[1]}" for name in self.unproved if name not in added})
         if rungs:
             words.append(f"unproved, never chosen automatically: {', '.join(rungs)}")
-        words += [f"unproved, a bias takes a launch of its own: {'/'.join(name)}" for name in added]
+        words += [
+            f"unproved, a bias or scales take a launch of their own: {'/'.join(name)}"
+            for name in added
+        ]
         words.append(
             f"{len(self.current)} variants proved as they are, {len(self.stale)} stale, "
             f"{len(self.missing)} missing, {len(self.unproved)} unproved"
@@ -83,7 +87,7 @@ def judge(keys: Keys, records: Iterable[Record]) -> Standing:
     for name, key in keys.items():
         if name in proved:
             (standing.current if key in proved[name] else standing.stale).append(name)
-        elif name[:2] in rungs and not name[2].endswith(evidence.WITH_BIAS):
+        elif name[:2] in rungs and not name[2].endswith((evidence.WITH_BIAS, evidence.SCALED)):
             standing.missing.append(name)
         else:
             standing.unproved.append(name)

@@ -54,7 +54,9 @@ class Backend(Protocol):
         """Describe the device, cheaply and without touching its state."""
         ...
 
-    def proved(self, rung: Rung, problem: Problem, machine: Machine) -> bool:
+    def proved(
+        self, rung: Rung, problem: Problem, machine: Machine, scales: bool = False, /
+    ) -> bool:
         """Tell whether the rung may be chosen automatically for these dtypes on this machine."""
         ...
 

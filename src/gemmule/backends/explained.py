@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gemmule.backends.base import HostRun, Run
 from gemmule.backends.cuda import convert, nvrtc
 from gemmule.backends.cuda.launch import Launcher
@@ -9,7 +11,14 @@ from gemmule.backends.cuda.packed.launch import PackedLauncher
 from gemmule.core.canonical import NAMES
 from gemmule.core.choice import Choice, duration
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CudaRung, LibraryRung, Machine, Step
+from gemmule.core.rung import (
+    MOST_PER_ADD,
+    Arithmetic,
+    CudaRung,
+    LibraryRung,
+    Machine,
+    Step,
+)
 
 TELLING_SHARE = 0.1  # of the read ceiling; below, arithmetic limits a product of matrices
 
@@ -40,6 +49,9 @@ def explained(op: str, choice: Choice, run: Run) -> list[str]:
         lines.append(f"memory     workspace {memory:,} bytes beside the library's own")
     arithmetic = choice.rung.arithmetic(choice.problem)
     rounded = f", of operands rounded to {arithmetic.inputs}" if arithmetic.inputs else ""
+    if arithmetic.per_add > MOST_PER_ADD:
+        bits = 25 - round(math.log2(arithmetic.per_add))
+        rounded += f", of parts that tensor cores keep {bits} bits of; precision='ieee' forbids it"
     rounded += _unused(problem, arithmetic)
     lines.append(f"sums in    {arithmetic.accumulator}{rounded}")
     lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")

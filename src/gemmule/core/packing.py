@@ -82,6 +82,11 @@ class HalvesMap(TensorMap):
 
 
 @dataclass(frozen=True, slots=True)
+class LinesMap(TensorMap):
+    """A map of a copy at `packed_at`, lines along the reduction however the operand lies."""
+
+
+@dataclass(frozen=True, slots=True)
 class SumsMap(TensorMap):
     """A map of `planes` float32 results at `packed_at`, one behind another in C's order."""
 

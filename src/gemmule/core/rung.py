@@ -43,6 +43,7 @@ class Machine:
     rates: HostRates = DEFAULT_RATES
 
 
+MOST_PER_ADD = 2.0  # unit roundoffs an addition, of sums that are float32's: tensor cores cut off
 ACTIVATION_GROUP = 32  # terms of a sum that share a scale of 8-bit activations
 
 
@@ -71,7 +72,8 @@ class Arithmetic:
         """Whether sums keep float32 or better, from operands that are not rounded first."""
         wide = self.accumulator in ("float32", "float64", "complex64", "complex128")
         exact = self.accumulator.startswith(("int", "uint"))
-        return (exact or wide) and self.inputs is None and self.activations_bits is None
+        whole = wide and self.per_add <= MOST_PER_ADD
+        return (exact or whole) and self.inputs is None and self.activations_bits is None
 
     @property
     def accumulator_u(self) -> float:
@@ -109,6 +111,11 @@ class Step:
 def with_bias(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Return the steps of a rung that `adds`, compiled so that its struct ends with a bias."""
     return tuple(replace(step, defines=(*step.defines, "BIAS")) for step in steps)
+
+
+def with_scales(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps of a rung that scales, compiled so that its struct ends with two scales."""
+    return tuple(replace(step, defines=(*step.defines, "SCALES")) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +294,8 @@ class CudaRung(Rung):
     `workspace` is in bytes. `presets` are named points of the search space. `spills`: it may keep
     registers in memory. `archs`: those that it is compiled for. `packing`: what prepared operands
     spare it. `sends`: compiled with PEERS it sends results to several GPUs (`_cuda/peers.cuh`).
-    `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
+    `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`). `scaled`: the dtypes
+    of the operands and the results that it has compiled with SCALES (`_cuda/scales.cuh`).
     """
 
     backend: ClassVar[str] = "cuda"
@@ -296,6 +304,7 @@ class CudaRung(Rung):
     workspace: Callable[[Problem, Params, Machine], int] = lambda problem, params, machine: 0
     sends: bool = False
     adds: bool = False
+    scaled: tuple[Signature, ...] = ()
     presets: Mapping[str, Params] = field(default_factory=dict)
     archs: tuple[str, ...] = CUDA_ARCHS
     spills: bool = False
@@ -305,6 +314,16 @@ class CudaRung(Rung):
     def source_path(self) -> Path:
         """The file that holds the kernel: the ``.cu`` beside the Python file."""
         return self.path.with_suffix(".cu")
+
+    def refusal_scaled(self, problem: Problem) -> str | None:
+        """Return why the rung does not take `problem` with scales on this machine, or None."""
+        if (problem.a, problem.b, problem.out) not in self.scaled:
+            return f"it scales no {problem.a} x {problem.b} -> {problem.out}"
+        return self.refusal(replace(problem, out=self.unscaled(problem)))
+
+    def unscaled(self, problem: Problem) -> str:
+        """Return the dtype of the result of which `problem` is scaled: that of a plain product."""
+        return next(out for a, b, out in self.signatures if (a, b) == (problem.a, problem.b))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -96,6 +96,7 @@ def _is_sound(record: Record) -> bool:
 
 _TEXTS = ("folder", "rung", "variant", "arch", "key", "device", "date")
 WITH_BIAS = ",bias"  # ends the name of a variant whose kernels add a bias
+SCALED = ",scaled"  # and of one whose kernels apply scales
 
 
 def variant_named(signature: Signature) -> str:
@@ -114,14 +115,16 @@ def proved_variants() -> frozenset[tuple[str, str, str]]:
     return frozenset((r.folder, r.rung, r.variant) for r in read())
 
 
-def is_proved(rung: Rung, problem: Problem, arch: str, *, bias: bool = False) -> bool:
+def is_proved(
+    rung: Rung, problem: Problem, arch: str, *, bias: bool = False, scales: bool = False
+) -> bool:
     """Tell whether a real GPU proved the variant of the rung that computes `problem`.
 
-    bias: and the one that adds a bias to it. A record of one architecture stands for the algorithm
-    on all that the rung declares; the ladder table shows on which device the proof was made. A
-    library's rung is for all of them.
+    bias: and the one that adds a bias to it; scales: the one that scales, alone. A record of one
+    architecture stands for the algorithm on all that the rung declares; the ladder table shows on
+    which device the proof was made. A library's rung is for all of them.
     """
-    name = (rung.folder, rung.name, variant_of(problem))
+    name = (rung.folder, rung.name, variant_of(problem) + SCALED * scales)
     if isinstance(rung, CudaRung) and arch not in rung.archs:
         return False
     wanted = {name, (*name[:2], name[2] + WITH_BIAS)} if bias else {name}

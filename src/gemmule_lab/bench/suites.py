@@ -118,6 +118,16 @@ _MATMUL = tuple(
     for dtype in ("bfloat16", "float16", "float32", "float64")
 )
 
+_EIGHT_BITS = tuple(
+    Product("matmul", name, (rows, columns), width)
+    for rows, columns, width in (
+        *((n, n, None) for n in (1024, 2048, 4096, 8192)),
+        *((8192, 8192, width) for width in (16, 64, 128, 1024)),
+        (4093, 4093, None),  # which TMA cannot read
+    )
+    for name in ("plain int8", "float8")
+)
+
 _WIDTHS = {
     f"int4 g{group} x bfloat16": (1, 2, 4, 8, 16) if group == 128 else (1, 4, 16)
     for group in (32, 64, 128, 256)
@@ -148,6 +158,11 @@ CUDA_SUITES: Mapping[str, Suite] = {
         rungs=("streamed_rows", "early_rows"),
     ),
     "matmul": Suite("matrices by matrices", _MATMUL),
+    "bytes": Suite(
+        "matrices of int8 and of float8, beside PyTorch's products of them",
+        _EIGHT_BITS,
+        peers=("torch int_mm", "torch scaled_mm"),
+    ),
     "quantised": Suite(
         "int4 and int8 weights by 1 to 16 columns, beside PyTorch's packed products",
         _QUANTISED,

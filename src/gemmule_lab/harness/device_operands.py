@@ -17,7 +17,7 @@ import numpy as np
 import gemmule as gm
 from gemmule.backends.cuda import driver, launch_args
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.problem import ITEMSIZE, UNIT_ROUNDOFF, Problem, numpy_dtype
+from gemmule.core.problem import FLOAT8, ITEMSIZE, UNIT_ROUNDOFF, Problem, numpy_dtype
 from gemmule.core.rung import Arithmetic, Params
 from gemmule.oracle.bounds import Magnitudes, result_error, sum_error
 from gemmule.rungs._cuda.geometry import CTYPE
@@ -96,8 +96,12 @@ def _block(product: Product, count: int, ordinal: int, seed: int) -> DeviceArray
     dtype = product.form.dtype
     if dtype in FLOATS:
         return filled(count, dtype, ordinal, seed, uniform=product.uniform)
-    numbers = np.random.default_rng(seed).integers(0, 100, count)
-    return DeviceArray.from_host(numbers.astype(numpy_dtype(dtype)), ordinal)
+    rng = np.random.default_rng(seed)
+    if dtype in FLOAT8:
+        numbers = rng.standard_normal(count, np.float32).astype(numpy_dtype(dtype))
+    else:
+        numbers = rng.integers(0, 100, count).astype(numpy_dtype(dtype))
+    return DeviceArray.from_host(numbers, ordinal)
 
 
 def _coded(product: Product, ordinal: int, seed: int) -> Callable[[], OperandSet]:

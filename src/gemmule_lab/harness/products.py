@@ -64,6 +64,7 @@ FORMATS: Mapping[str, Format] = {
     **{name: Format("float32", bits) for name, bits in _CODES.items()},
     **{f"{name} x int8": Format("float32", b, activations="int8") for name, b in _CODES.items()},
     **{f"plain {name}": Format(name) for name in ("int8", "uint8", "int32", "int64")},
+    "float8": Format("float8_e4m3fn"),
     **{
         f"{name} {'rows' if group == -1 else f'g{group}'} x {dtype}": Format(dtype, bits, group)
         for (name, bits), group, dtype in itertools.product(

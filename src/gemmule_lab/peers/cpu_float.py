@@ -39,9 +39,11 @@ def blas_mode(package: str) -> str:
 
 
 def to_torch(array: np.ndarray) -> Any:
-    """Return the tensor that shares a NumPy array's memory, bfloat16 too."""
+    """Return the tensor that shares a NumPy array's memory, bfloat16 and float8 too."""
     import torch
 
+    if array.dtype.name in FLOAT8:
+        return torch.from_numpy(array.view(np.uint8)).view(getattr(torch, array.dtype.name))
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -99,6 +99,57 @@ def _tf32_refuses(problem: Problem) -> str | None:
     return plain_refusal(problem, TORCH_DTYPES, batches=True)
 
 
+EIGHT_BITS = 16  # torch's products of 8 bits take sizes that are multiples of it, and more rows
+
+
+def _bytes_refuse(dtype: str, problem: Problem) -> str | None:
+    if problem.quant is not None or problem.op != "matmul" or problem.batch != 1:
+        return "it multiplies two plain matrices"
+    if not problem.a == problem.b == dtype:
+        return f"it multiplies {dtype} by {dtype}"
+    if problem.m <= EIGHT_BITS or problem.m % EIGHT_BITS or problem.k % EIGHT_BITS:
+        return f"it takes sizes that are multiples of {EIGHT_BITS}, and more rows than that"
+    return None
+
+
+def _in_its_order(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return A by rows and B by columns, a multiple of 16 of them: the order it is fastest in."""
+    import torch
+
+    left, right = to_cuda(a).contiguous(), to_cuda(b)
+    columns = -(-right.shape[1] // EIGHT_BITS) * EIGHT_BITS
+    turned = torch.zeros((columns, right.shape[0]), dtype=right.dtype, device=right.device)
+    turned[: right.shape[1]] = right.T
+    return left, turned.T
+
+
+def _int_mm_prepare(problem: Problem, a: Any, b: Any) -> Prepared:
+    import torch
+
+    left, right = _in_its_order(a, b)
+    out = torch.empty((problem.m, right.shape[1]), dtype=torch.int32, device=left.device)
+    return Prepared(
+        lambda: torch._int_mm(left, right, out=out), lambda: to_numpy(out[:, : problem.n])
+    )
+
+
+def _scaled_mm_prepare(problem: Problem, a: Any, b: Any) -> Prepared:
+    import torch
+
+    left, right = _in_its_order(a, b)
+    one, dtype = torch.ones((), device=left.device), getattr(torch, problem.out)
+    latest: list[Any] = []
+
+    def call() -> None:
+        latest[:] = [torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=dtype)]
+
+    return Prepared(call, lambda: to_numpy(latest[0][:, : problem.n]))
+
+
+def _bytes_mode(words: str) -> Callable[[], str]:
+    return lambda: f"{_torch_mode(False).partition(', float32')[0]}, {words}, B turned before"
+
+
 def _cupy_prepare(problem: Problem, a: Any, b: Any) -> Prepared:
     import cupy
 
@@ -192,6 +243,14 @@ PEERS = (
     Peer(
         "torch tf32", "cuda", torch_missing, _tf32_refuses, partial(_torch_prepare, True),
         partial(_torch_mode, True),
+    ),
+    Peer(
+        "torch int_mm", "cuda", torch_missing, partial(_bytes_refuse, "int8"), _int_mm_prepare,
+        _bytes_mode("torch._int_mm, sums in int32"),
+    ),
+    Peer(
+        "torch scaled_mm", "cuda", torch_missing, partial(_bytes_refuse, "float8_e4m3fn"),
+        _scaled_mm_prepare, _bytes_mode("torch._scaled_mm by one scale, without fast sums"),
     ),
     _peer("cupy", needing(gpu_missing, "cupy"), _cupy_prepare, _cupy_mode, CUPY_DTYPES),
     Peer(

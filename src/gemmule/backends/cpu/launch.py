@@ -47,7 +47,9 @@ class CpuBackend:
         """Describe the processor; cached."""
         return machine()
 
-    def proved(self, rung: Rung, problem: Problem, machine: Machine) -> bool:
+    def proved(
+        self, rung: Rung, problem: Problem, machine: Machine, scales: bool = False, /
+    ) -> bool:
         """CPU rungs are proved by the test suite on every machine that runs it."""
         return True
 

@@ -18,7 +18,7 @@ from gemmule.backends.cuda.starter import Kernels, Start, cuda_rung, kernels, lo
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand
 from gemmule.core.problem import Problem
-from gemmule.core.rung import LibraryRung, Machine, Rung, with_bias
+from gemmule.core.rung import LibraryRung, Machine, Rung, with_bias, with_scales
 from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
 from gemmule.storage.evidence import is_proved
@@ -39,9 +39,11 @@ class CudaBackend:
         """Describe a device; DeviceError when it is absent or too old."""
         return _machine(device_arrays.ordinal_named(device))
 
-    def proved(self, rung: Rung, problem: Problem, machine: Machine) -> bool:
+    def proved(
+        self, rung: Rung, problem: Problem, machine: Machine, scales: bool = False, /
+    ) -> bool:
         """A rung is proved for dtypes of which a real GPU's record stands in the evidence."""
-        return is_proved(rung, problem, machine.arch)
+        return is_proved(rung, problem, machine.arch, scales=scales)
 
     def adapts(self) -> bool:
         """Device operands are never copied to another dtype or layout."""
@@ -81,6 +83,8 @@ class Launcher:
     the fast path of tensors starts them.
     """
 
+    scales = False  # whether kernels apply scales, which end the struct
+
     def __init__(self, choice: Choice, *, adds: bool = False) -> None:
         call, problem = choice.call, choice.problem
         self.choice, self.adds = choice, adds
@@ -91,6 +95,9 @@ class Launcher:
         if adds:
             self.steps = with_bias(self.steps)
             self.template += launch_args.BIAS.pack(0)
+        if self.scales:
+            self.steps = with_scales(self.steps)
+            self.template += launch_args.SCALES.pack(0, 0, 0, 0)
         shapes = tensor_maps.declared(self.steps, problem, self.template)
         self.maps = tensor_maps.Maps(shapes) if shapes else None
         self.module = kernels(rung, self.steps, choice.machine.arch)

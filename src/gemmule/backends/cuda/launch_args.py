@@ -35,6 +35,7 @@ GEMM = struct.Struct("<" + "".join(code for _, code in GEMM_FIELDS))
 QUANT = struct.Struct("<" + "".join(code for _, code in QUANT_FIELDS))
 SCALARS = struct.Struct("<dd")
 _MATRIX = struct.Struct("<4Q")
+SCALES = struct.Struct("<2Q2q")  # behind a GemmArgs whose kernels are compiled with SCALES
 BIAS = struct.Struct("<Q")  # behind a QuantArgs whose kernels are compiled with BIAS
 
 

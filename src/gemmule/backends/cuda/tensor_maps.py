@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gemmule.backends.cuda import driver, launch_args
-from gemmule.core.packing import HalvesMap, SumsMap, TensorMap
+from gemmule.core.packing import HalvesMap, LinesMap, SumsMap, TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Step
 
@@ -58,7 +58,7 @@ def declared(steps: Sequence[Step], problem: Problem, packed: Any) -> tuple[Shap
             f"{problem.describe()}; required is one list for all, of dense matrices."
         )
     names = (name for name, _ in launch_args.GEMM_FIELDS)
-    fields = dict(zip(names, launch_args.GEMM.unpack(bytes(packed)), strict=True))
+    fields = dict(zip(names, launch_args.GEMM.unpack_from(packed), strict=True))
     return tuple(_shape(one, problem, fields) for one in maps[0])
 
 
@@ -71,6 +71,8 @@ def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
     sizes = fields[inner], fields[outer]
     plane = fields[f"{one.operand}_batch"]
     planes = fields["batch"] if plane else 1
+    if isinstance(one, LinesMap):
+        sizes = fields["k"], fields[cols if rows == "k" else rows]
     if isinstance(one, HalvesMap):
         return _halves(one, (fields["k"], fields[cols if rows == "k" else rows]), planes)
     if isinstance(one, SumsMap):
@@ -82,6 +84,8 @@ def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
     row_bytes = fields[f"{one.operand}_{lead}"] * item if sizes[1] > 1 else _up(sizes[0] * item)
     plane_bytes = plane * item if planes > 1 else row_bytes
     word = "abc".index(one.operand)
+    if one.operand == "c":  # rows of a fresh C that end elsewhere are not stored by TMA
+        row_bytes, plane_bytes = _up(row_bytes), _up(plane_bytes)
     if one.packed_at is not None:
         word, row_bytes = WORKSPACE, _up(sizes[0] * item)
         plane_bytes = row_bytes * sizes[1]

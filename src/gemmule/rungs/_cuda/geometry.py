@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT8, HALVES, Problem
 from gemmule.core.rung import Machine, Params, Signature, Step, Suggestion, floats, integers
 
 CTYPE = {
     "float64": "double", "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16",
     "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
     "int32": "int", "uint32": "unsigned int", "int64": "long long", "uint64": "unsigned long long",
+    "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
 }  # fmt: skip
 
 # Every float dtype and the mixes a product may meet, and every integer product.
@@ -24,6 +25,17 @@ ALL_SIGNATURES: tuple[Signature, ...] = (
 STREAMED_SIGNATURES: tuple[Signature, ...] = (
     *floats("float16", "bfloat16", "float32", "float64"),
     *(s for s in integers() if s[2] == "int32"),
+)
+# float8 matrices by every float but float64, whose results float32 holds.
+FLOAT8_SIGNATURES: tuple[Signature, ...] = tuple(
+    (a, b, out)
+    for a in FLOAT8
+    for b, outs in (
+        *((b, ("float32", "bfloat16", "float16")) for b in FLOAT8),
+        *((b, (b, "float32")) for b in HALVES),
+        ("float32", ("float32",)),
+    )
+    for out in outs
 )
 CLUSTER_ARCHS = ("sm_90a", "sm_100a", "sm_120a")  # whose blocks may form clusters
 

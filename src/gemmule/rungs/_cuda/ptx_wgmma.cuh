@@ -123,7 +123,7 @@ __device__ __forceinline__ void wgmma_bf16(float (&d)[N / 2], u64 a, u64 b, bool
 #undef PTX_TAIL
 #undef PTX_EXTRA
 
-// Other operands: K-major only. tf32 has k = 8, e4m3 k = 32.
+// Other operands: K-major only. tf32 has k = 8, e4m3 and e5m2 k = 32.
 #define PTX_TAIL(n3, n4) ", 1, 1"
 #define PTX_EXTRA
 #define PTX_OP "k8.f32.tf32.tf32"
@@ -135,6 +135,24 @@ __device__ __forceinline__ void wgmma_tf32(float (&d)[N / 2], u64 a, u64 b, bool
 #define PTX_OP "k32.f32.e4m3.e4m3"
 template <int N>
 __device__ __forceinline__ void wgmma_e4m3(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  PTX_EACH_N(PTX_WGMMA_CASE)
+}
+#undef PTX_OP
+#define PTX_OP "k32.f32.e5m2.e5m2"
+template <int N>
+__device__ __forceinline__ void wgmma_e5m2(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  PTX_EACH_N(PTX_WGMMA_CASE)
+}
+#undef PTX_OP
+#define PTX_OP "k32.f32.e4m3.e5m2"
+template <int N>
+__device__ __forceinline__ void wgmma_e4m3e5m2(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  PTX_EACH_N(PTX_WGMMA_CASE)
+}
+#undef PTX_OP
+#define PTX_OP "k32.f32.e5m2.e4m3"
+template <int N>
+__device__ __forceinline__ void wgmma_e5m2e4m3(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
   PTX_EACH_N(PTX_WGMMA_CASE)
 }
 #undef PTX_OP
@@ -150,6 +168,18 @@ __device__ __forceinline__ void wgmma_s8(int (&d)[N / 2], u64 a, u64 b, bool acc
 #define PTX_OP "k32.s32.u8.u8"
 template <int N>
 __device__ __forceinline__ void wgmma_u8(int (&d)[N / 2], u64 a, u64 b, bool accumulate) { PTX_EACH_N(PTX_WGMMA_CASE) }
+#undef PTX_OP
+#define PTX_OP "k32.s32.s8.u8"
+template <int N>
+__device__ __forceinline__ void wgmma_s8u8(int (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  PTX_EACH_N(PTX_WGMMA_CASE)
+}
+#undef PTX_OP
+#define PTX_OP "k32.s32.u8.s8"
+template <int N>
+__device__ __forceinline__ void wgmma_u8s8(int (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  PTX_EACH_N(PTX_WGMMA_CASE)
+}
 #undef PTX_OP
 #undef PTX_TAIL
 #undef PTX_C

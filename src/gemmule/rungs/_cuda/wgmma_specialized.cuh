@@ -1,5 +1,6 @@
 // The warps of a block divide the work of a matmul on wgmma: see wgmma_specialized.cu.
 #pragma once
+#include "scales.cuh"
 #include "wgmma_tiles.cuh"
 
 constexpr int GROUP = 8;       // tile rows (of clusters) that are walked down before the next tile column
@@ -54,10 +55,25 @@ template <> struct Staged<float> {
   }
 };
 
+// Stores 16 rows of 32 sums from shared memory to a C whose rows are neighbours.
+template <class TC, class Sum>
+__device__ __forceinline__ void store_across(const GemmArgs& p, u32 from, i64 batch, int top, int left, Sum alpha, Sum beta) {
+  const int lane = threadIdx.x % 32, row = lane % 16;
+#pragma unroll 2
+  for (int col = lane / 16; col < 32; col += 2) {
+    const Sum v = from_bits<Sum>(ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(from + row * 128 + col * 4)));
+    if (top + row < p.m && left + col < p.n)
+      finish_scaled<TC, Sum>((TC*)p.c + batch * p.c_batch + top + row + (left + col) * p.c_col, v, alpha, beta);
+  }
+}
+
 // C seen as its transpose, which is B^T A^T: the maps come in that order.
 __device__ __forceinline__ GemmArgs turned(GemmArgs p) {
   GemmArgs q = p;
   q.m = p.n, q.n = p.m, q.c_row = p.c_col, q.c_col = p.c_row, q.a_batch = p.b_batch, q.b_batch = p.a_batch;
+#ifdef SCALES
+  q.scale_a = p.scale_b, q.scale_b = p.scale_a, q.step_a = p.step_b, q.step_b = p.step_a;
+#endif
   return q;
 }
 
@@ -68,12 +84,19 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
                                             const ptx::TensorMap& map_b, const ptx::TensorMap* map_c) {
   typedef HalfTile<HEIGHT, A_ALONG_K> TileA;
   typedef HalfTile<WIDTH, B_ALONG_K, CLUSTER> TileB;
+  typedef Wgmma<TA, TB> Elements;
+  typedef typename Elements::Sum Sum;
+#ifdef SCALES
+  typedef float Leaving;   // a sum on its way to C
+#else
+  typedef Sum Leaving;
+#endif
   constexpr u32 STAGE = TileA::BYTES + TileB::BYTES;
   constexpr int BLOCKS = HEIGHT / 128;   // of 64 rows, of each warpgroup that multiplies
   extern __shared__ __align__(1024) unsigned char smem[];
   __shared__ __align__(8) u64 bars[2 * STAGES];
   const GemmArgs p = TURNED ? turned(given) : given;
-  const int steps = int((p.k + DEPTH - 1) / DEPTH), group = threadIdx.x / 128;
+  const int steps = int((p.k + Elements::STEPS - 1) / Elements::STEPS), group = threadIdx.x / 128;
   const int rank = CLUSTER == 1 ? 0 : int(ptx::cluster_rank());
   const u32 data = ptx::smem_addr(smem), full = ptx::smem_addr(bars), empty = full + 8 * STAGES;
   if (threadIdx.x == 0) {
@@ -102,7 +125,7 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
           const u32 to = data + stage * STAGE, bar = full + 8 * stage;
           ptx::mbar_wait_cluster(empty + 8 * stage, parity ^ 1);
           ptx::mbar_arrive_expect_tx(bar, STAGE);
-          const int k = (PARTS ? int(blockIdx.y) * steps + s : s) * DEPTH;
+          const int k = (PARTS ? int(blockIdx.y) * steps + s : s) * Elements::STEPS;
           TileA::load(to, &map_a, bar, row, k, plane_a);
           TileB::load(to + TileA::BYTES, &map_b, bar, col, k, plane_b, rank);
         }
@@ -112,21 +135,32 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
     ptx::reg_alloc<232>();
     const int own = (group - 1) * BLOCKS * 64, t = threadIdx.x % 128;
     const u32 out = data + STAGES * STAGE + (threadIdx.x / 32 - 4) * BUFFERS * OUT;
-    const float alpha = float(p.alpha), beta = float(p.beta);
+    const Leaving alpha = Leaving(p.alpha), beta = Leaving(p.beta);
     const bool whole = map_c && p.beta == 0 && p.n % (16 / sizeof(TC)) == 0;   // else TMA would not do
     int buffer = 0;
     auto release = [&](int which) {   // one thread tells each block of the cluster
       if (CLUSTER == 1 && t == 0) ptx::mbar_arrive(empty + 8 * which);
       if (CLUSTER > 1 && t < CLUSTER) ptx::mbar_signal_remote(empty + 8 * which, t);
     };
+    if (Elements::PROMOTED && group == 2) ptx::named_arrive(1, 256);   // the first turn is the other's
     for (unsigned index = first; index < last; index += stride) {
-      float sum[BLOCKS][WIDTH / 2];
+      Sum sum[BLOCKS][WIDTH / 2];
       int before = 0;
+      if constexpr (Elements::PROMOTED) {
+#pragma unroll
+        for (int i = 0; i < BLOCKS * WIDTH / 2; ++i) sum[i / (WIDTH / 2)][i % (WIDTH / 2)] = 0;
+        for (int s = 0; s < steps; ++s, advance()) {
+          const u32 at = data + stage * STAGE;
+          ptx::mbar_wait(full + 8 * stage, parity);
+          promote_stage<typename Elements::Both>(sum, at + own * 128, at + TileA::BYTES, group, [&] { release(stage); });
+        }
+      } else {
       // excerpt stages
       for (int s = 0; s < steps; ++s, advance()) {
         const u32 at = data + stage * STAGE;
         ptx::mbar_wait(full + 8 * stage, parity);
-        multiply_stage<TA, BLOCKS, WIDTH, A_ALONG_K, B_ALONG_K>(sum, at + own * 128, at + TileA::BYTES, s > 0);
+        multiply_stage<typename Elements::Both, BLOCKS, WIDTH, A_ALONG_K, B_ALONG_K>(
+            sum, at + own * 128, at + TileA::BYTES, s > 0);
         ptx::wgmma_wait<1>();   // the stage before is read: it may be loaded again while this one is multiplied
         if (s > 0) release(before);
         before = stage;
@@ -134,6 +168,7 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
       ptx::wgmma_wait<0>();
       release(before);
       // end of excerpt
+      }
       walk.at(index, batch, row, col);
       row = (row * CLUSTER + rank) * HEIGHT + own, col *= WIDTH;
       if constexpr (PARTS) batch = int(blockIdx.y);
@@ -141,17 +176,31 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
       for (int r = 0; r < BLOCKS; ++r) {
         if (!whole) {
 #pragma unroll
-          for (int c = 0; c < WIDTH; c += Staged<float>::COLS) {
+          for (int c = 0; c < WIDTH; c += Staged<Leaving>::COLS) {
             if (c == 0 && t % 32 == 0) ptx::bulk_wait_read<0>();
             __syncwarp();
-            Staged<float>::put(out, sum[r] + c / 2, 1.0f);
+#ifdef SCALES
+            const int top = row + 64 * r + t / 32 * 16, at = col + c + t % 32;
+            float scaled[Staged<float>::COLS / 2];
+            scale_sums(p, top, col + c, sum[r] + c / 2, scaled);
+            Staged<float>::put(out, scaled, 1.0f);
+            __syncwarp();
+#else
+            Staged<Sum>::put(out, sum[r] + c / 2, Sum(1));
             __syncwarp();
             const int top = row + 64 * r + t / 32 * 16, at = col + c + t % 32;
+#endif
+            if constexpr (Elements::STEPS != DEPTH) {
+              if (p.c_row == 1) {   // C's rows are neighbours, as where a narrow tile is turned
+                store_across<TC, Leaving>(p, out, batch, top, col + c, alpha, beta);
+                continue;
+              }
+            }
             TC* to = (TC*)p.c + batch * p.c_batch + top * p.c_row + at * p.c_col;
 #pragma unroll 2
             for (int i = 0; i < 16; ++i, to += p.c_row) {
-              const float v = ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(out + i * 128 + t % 32 * 4));
-              if (top + i < p.m && at < p.n) finish_scaled<TC, float>(to, v, alpha, beta);
+              const Leaving v = from_bits<Leaving>(ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(out + i * 128 + t % 32 * 4)));
+              if (top + i < p.m && at < p.n) finish_scaled<TC, Leaving>(to, v, alpha, beta);
             }
           }
           continue;
@@ -160,7 +209,13 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
         for (int c = 0; c < WIDTH; c += Staged<TC>::COLS, buffer ^= 1) {   // each warp stores its 16 rows by TMA
           if (t % 32 == 0) ptx::bulk_wait_read<BUFFERS - 1>();
           __syncwarp();
+#ifdef SCALES
+          float scaled[Staged<TC>::COLS / 2];
+          scale_sums(p, row + 64 * r + t / 32 * 16, col + c, sum[r] + c / 2, scaled);
+          Staged<TC>::put(out + buffer * OUT, scaled, alpha);
+#else
           Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, alpha);
+#endif
           ptx::fence_async();
           __syncwarp();
           if (t % 32 == 0 && row < p.m && col + c < p.n)
@@ -169,6 +224,7 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
         }
       }
     }
+    if (Elements::PROMOTED && group == 1) ptx::named_sync(1, 256);   // nobody's turn is left over
     if (t % 32 == 0) ptx::bulk_wait<0>();
   }
   if constexpr (CLUSTER > 1) ptx::cluster_sync();   // nobody leaves while the others may still write to it

@@ -11,6 +11,18 @@ typedef ptx::u32 u32;
 constexpr int DEPTH = 64;          // steps: 128 bytes of halves, the width of the swizzle
 constexpr u32 BLOCK = 64 * 128;
 
+// How wgmma multiplies elements of types TA and TB: the type of its sums, what tells `multiply` of both, the elements
+// of 128 bytes, and whether sums leave the tensor cores after each stage. Of bytes see wgmma_bytes.cuh.
+template <class TA, class TB> struct Wgmma {
+  typedef float Sum;
+  typedef TA Both;
+  enum { STEPS = DEPTH, PROMOTED = false };
+};
+// A sum from the 32 bits of it that lay in shared memory.
+template <class Sum> __device__ __forceinline__ Sum from_bits(float bits);
+template <> __device__ __forceinline__ float from_bits<float>(float bits) { return bits; }
+template <> __device__ __forceinline__ int from_bits<int>(float bits) { return __float_as_int(bits); }
+
 // A tile of ROWS rows of A, or columns of B. PARTS blocks of a cluster load a part each, for all of them.
 template <int ROWS, bool ALONG_K, int PARTS = 1>
 struct HalfTile {
@@ -50,8 +62,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, bool m
 }
 
 // The products of one stage, BLOCKS times 64 rows; d[..] of block r begins at row 64 r.
-template <class T, int BLOCKS, int N, bool A_ALONG_K, bool B_ALONG_K>
-__device__ __forceinline__ void multiply_stage(float (&d)[BLOCKS][N / 2], u32 a, u32 b, bool more) {
+template <class T, int BLOCKS, int N, bool A_ALONG_K, bool B_ALONG_K, class Sum>
+__device__ __forceinline__ void multiply_stage(Sum (&d)[BLOCKS][N / 2], u32 a, u32 b, bool more) {
   typedef HalfTile<64, A_ALONG_K> TileA;
   typedef HalfTile<N, B_ALONG_K> TileB;
   const u64 of_a = TileA::descriptor(a), of_b = TileB::descriptor(b);
@@ -63,6 +75,28 @@ __device__ __forceinline__ void multiply_stage(float (&d)[BLOCKS][N / 2], u32 a,
       multiply<N, A_ALONG_K, B_ALONG_K>(d[r], of_a + ((r * BLOCK + l * TileA::NEXT) >> 4),
                                         of_b + (l * TileB::NEXT >> 4), more || l, T());
   ptx::wgmma_commit();
+}
+
+// sum += the products of one stage, which tensor cores sum among themselves, at most 128 columns at a time; calls
+// `done` when they have read the stage. Two warpgroups, 1 and 2, take turns: one's sums leave while the other's products
+// run, for if both began together both would wait together.
+template <class T, int BLOCKS, int HALF_N, class Done>
+__device__ __forceinline__ void promote_stage(float (&sum)[BLOCKS][HALF_N], u32 a, u32 b, int group, const Done& done) {
+  constexpr int COLS = HALF_N > 64 ? HALF_N : 2 * HALF_N, PARTS = 2 * HALF_N / COLS;
+  // excerpt promote
+#pragma unroll
+  for (int i = 0; i < BLOCKS * PARTS; ++i) {
+    const int r = i / PARTS, c = i % PARTS;
+    float part[1][COLS / 2];
+    ptx::named_sync(group, 256);
+    multiply_stage<T, 1, COLS, true, true>(part, a + r * BLOCK, b + c * COLS * 128, false);
+    ptx::named_arrive(3 - group, 256);
+    ptx::wgmma_wait<0>();
+    if (i + 1 == BLOCKS * PARTS) done();
+#pragma unroll
+    for (int l = 0; l < COLS / 2; ++l) sum[r][c * COLS / 2 + l] += part[0][l];
+  }
+  // end of excerpt
 }
 
 // Stores four neighbours of a row of C, in one access where the case is `simple`: beta is 0, and whole fours of

@@ -9,9 +9,15 @@ same element. Every stride is taken: the threads that stage a panel follow which
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT8, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, accumulator, instance, type_arguments
+from gemmule.rungs._cuda.geometry import (
+    ALL_SIGNATURES,
+    FLOAT8_SIGNATURES,
+    accumulator,
+    instance,
+    type_arguments,
+)
 from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.tiles import ANY_ORDER, fits_grid, launch, quickest_square, square
 
@@ -50,7 +56,11 @@ RUNG = CudaRung(
     title="Register tile",
     idea="Each thread keeps a micro-tile of C in registers: few reads of shared memory a product.",
     source="the register blocking of BLAS kernels, on a GPU since Volkov and Demmel (2008)",
-    signatures=ALL_SIGNATURES,
+    signatures=(
+        *ALL_SIGNATURES,
+        *FLOAT8_SIGNATURES,
+        *((b, a, out) for a, b, out in FLOAT8_SIGNATURES if b not in FLOAT8),
+    ),
     arithmetic=sums(lambda problem, params: problem.k + DEPTH),
     after="rectangular_tile",
     params={"micro": (8, 4)},

@@ -1,6 +1,6 @@
 // Bytes on tensor cores: mma.sync m16n8k32 with int32 sums, exact. The ring of stages is that of the halves;
 // operands whose unit stride is not the reduction's are transposed on their way in (byte_tiles.cuh).
-// excerpt transpose of byte_tiles.cuh
+// excerpt transpose of bytes.cuh
 // counters: bank conflicts, % of passes; tensor pipe, %
 #include "byte_tiles.cuh"
 

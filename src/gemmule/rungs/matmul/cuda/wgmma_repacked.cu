@@ -1,32 +1,18 @@
 // Operands that TMA cannot read, because their rows begin at any multiple of two bytes, are copied into the workspace
 // with rows that begin at multiples of 16. Then tiles are multiplied as in wgmma_specialized; sums are stored one by one.
 // counters: DRAM read, MB; tensor pipe, %
+#include "pack_lines.cuh"
 #include "wgmma_specialized.cuh"
 
 constexpr int CHUNK = 8;   // halves of 16 bytes
 
-// Lines of `inner` neighbouring elements, `outer` of them in each of `planes`; returns where the copy ends, rounded up.
-template <class T>
-__device__ __forceinline__ T* pack_lines(const T* from, T* to, i64 inner, i64 outer, i64 planes, i64 lead, i64 plane) {
-  const i64 chunks = (inner + CHUNK - 1) / CHUNK, lines = outer * planes, all = chunks * lines;
-  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < all; at += (i64)gridDim.x * blockDim.x) {
-    const i64 line = at / chunks, first = at % chunks * CHUNK;
-    const T* source = from + line / outer * plane + line % outer * lead + first;
-    ptx::Vec<T, CHUNK> out;
-#pragma unroll
-    for (int i = 0; i < CHUNK; ++i) out[i] = first + i < inner ? source[i] : T(0);
-    *(ptx::Vec<T, CHUNK>*)(to + line * chunks * CHUNK + first) = out;
-  }
-  return to + (all * CHUNK + 127) / 128 * 128;
-}
-
 template <class T, bool A_ALONG_K, bool B_ALONG_K>
 __global__ void __launch_bounds__(256) pack_operands(const GemmArgs p) {
   T* const b = A_ALONG_K
-      ? pack_lines((const T*)p.a, (T*)p.work, p.k, p.m, p.a_batch ? p.batch : 1, p.a_row, p.a_batch)
-      : pack_lines((const T*)p.a, (T*)p.work, p.m, p.k, p.a_batch ? p.batch : 1, p.a_col, p.a_batch);
-  if constexpr (B_ALONG_K) pack_lines((const T*)p.b, b, p.k, p.n, p.b_batch ? p.batch : 1, p.b_col, p.b_batch);
-  else pack_lines((const T*)p.b, b, p.n, p.k, p.b_batch ? p.batch : 1, p.b_row, p.b_batch);
+      ? pack_lines<CHUNK>((const T*)p.a, (T*)p.work, p.k, p.m, p.a_batch ? p.batch : 1, p.a_row, p.a_batch)
+      : pack_lines<CHUNK>((const T*)p.a, (T*)p.work, p.m, p.k, p.a_batch ? p.batch : 1, p.a_col, p.a_batch);
+  if constexpr (B_ALONG_K) pack_lines<CHUNK>((const T*)p.b, b, p.k, p.n, p.b_batch ? p.batch : 1, p.b_col, p.b_batch);
+  else pack_lines<CHUNK>((const T*)p.b, b, p.n, p.k, p.b_batch ? p.batch : 1, p.b_row, p.b_batch);
 }
 
 template <class TA, class TB, class TC, int HEIGHT, int WIDTH, int STAGES, bool A_ALONG_K, bool B_ALONG_K>

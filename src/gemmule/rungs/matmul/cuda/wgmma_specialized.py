@@ -39,11 +39,14 @@ def stages(height: int, width: int) -> int:
     return min(room // ((height + width) * half_tiles.DEPTH * 2), 6)
 
 
-def _clusters(problem: Problem, params: Params) -> int:
-    """Return how many clusters' worth of tiles there are."""
-    height, width = TILES[params["tile"]]
+def clusters(problem: Problem, size: tuple[int, int], cluster: int) -> int:
+    """Return how many clusters' worth of tiles of a size there are."""
     m, n = (problem.m, problem.n) if problem.layout_out == "row" else (problem.n, problem.m)
-    return ceil_div(m, height * params["cluster"]) * ceil_div(n, width) * problem.batch
+    return ceil_div(m, size[0] * cluster) * ceil_div(n, size[1]) * problem.batch
+
+
+def _clusters(problem: Problem, params: Params) -> int:
+    return clusters(problem, TILES[params["tile"]], params["cluster"])
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -67,8 +70,13 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 def expected_s(problem: Problem, params: Params, machine: Machine) -> float:
     """Return the modelled time of a product in seconds."""
-    height, width = TILES[params["tile"]]
-    waves = ceil_div(_clusters(problem, params), machine.units // params["cluster"])
+    return modelled_s(problem, TILES[params["tile"]], params["cluster"], machine)
+
+
+def modelled_s(problem: Problem, size: tuple[int, int], cluster: int, machine: Machine) -> float:
+    """Return the modelled time in seconds of a product by tiles of a size."""
+    height, width = size
+    waves = ceil_div(clusters(problem, size, cluster), machine.units // cluster)
     stages_s = (
         2.0
         * height

@@ -22,7 +22,13 @@ from dataclasses import replace
 
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import CLUSTER_ARCHS, ceil_div, instance, type_arguments
+from gemmule.rungs._cuda.geometry import (
+    CLUSTER_ARCHS,
+    STREAMED_SIGNATURES,
+    ceil_div,
+    instance,
+    type_arguments,
+)
 from gemmule.rungs._cuda.stream import INDEXED, flags
 from gemmule.rungs.matvec.cuda import streamed_rows
 
@@ -60,6 +66,7 @@ RUNG = replace(
     title="Early rows",
     idea="The next launch fetches its first vectors into the L2 while this one still runs.",
     source="programmatic dependent launch of compute capability 9.0, as in vLLM and llama.cpp",
+    signatures=STREAMED_SIGNATURES,
     after="streamed_rows",
     branch="launches that follow each other",
     params={"lanes": (128, 256, 32, 8), "unroll": (4, 2)},

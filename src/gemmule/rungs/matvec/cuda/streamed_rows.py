@@ -18,9 +18,15 @@ from __future__ import annotations
 
 import math
 
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import FLOAT8, ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import STREAMED_SIGNATURES, ceil_div, instance, type_arguments
+from gemmule.rungs._cuda.geometry import (
+    FLOAT8_SIGNATURES,
+    STREAMED_SIGNATURES,
+    ceil_div,
+    instance,
+    type_arguments,
+)
 from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.stream import INDEXED, flags, overlapped, starting
 
@@ -42,6 +48,11 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (Step(instance("streamed_rows", *template), grid, (threads, 1, 1)),)
 
 
+def _most_of_float8(problem: Problem) -> int:
+    """Return the most loads in flight of float8, whose x takes registers, and so do its halves."""
+    return 4 if ITEMSIZE[problem.b] <= 2 else 2
+
+
 def _may_be(problem: Problem, params: Params) -> bool:
     """Whether a lane has 2 or 4 loads in flight, of rows that it can keep apart.
 
@@ -49,6 +60,8 @@ def _may_be(problem: Problem, params: Params) -> bool:
     of a vector, whose neighbours go to the other warps of its block: 8 of halves, not 16 of bytes.
     """
     shape = (params["rows"], params["unroll"])
+    if problem.a in FLOAT8 and (shape[0] > 1 or shape[1] > _most_of_float8(problem)):
+        return False
     if problem.alignment == 16:
         return shape in ((1, 2), (1, 4)) or (params["lanes"], *shape) == (32, 4, 1)
     if shape == (1, 2):
@@ -166,6 +179,8 @@ def suggest(problem: Problem, machine: Machine) -> Suggestion:
         lanes, several, unroll = _unaligned(problem, machine, vectors, rows)
     else:
         lanes, several, unroll = _aligned(machine, vectors, rows)
+    if problem.a in FLOAT8:
+        several, unroll = 1, min(several * unroll, _most_of_float8(problem))
     params = {"lanes": lanes, "rows": several, "unroll": unroll}
     return Suggestion(params, _seconds(problem, machine, params))
 
@@ -202,7 +217,7 @@ RUNG = CudaRung(
     title="Streamed rows",
     idea="Several 16-byte loads in flight a lane; from 8 lanes to a block share a row.",
     source="Little's law; Hopper GEMV kernels of SGLang and vLLM",
-    signatures=STREAMED_SIGNATURES,
+    signatures=(*STREAMED_SIGNATURES, *FLOAT8_SIGNATURES),
     arithmetic=sums(_chain),
     after="warp_vector",
     params={"lanes": (256, 128, 32, 8), "rows": (1, 4, 2), "unroll": (2, 4, 1)},
@@ -210,7 +225,7 @@ RUNG = CudaRung(
         INDEXED,
         Constraint(
             "rows x unroll is 1 x 2, 1 x 4, or 4 x 1 by 32 lanes; for unaligned rows 1 x 2, "
-            "or 2 x 2, 4 x 1, of floats 1 x 4 by 32 lanes",
+            "or 2 x 2, 4 x 1, of floats 1 x 4 by 32 lanes; of float8 one row, by float32 1 x 2",
             _may_be,
         ),
     ),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Suggestion
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, FLOAT8_SIGNATURES
 from gemmule.rungs._cuda.rows import sums, thread_steps
 from gemmule.rungs._cuda.stream import starting
 
@@ -48,7 +48,7 @@ RUNG = CudaRung(
     title="Thread per row",
     idea="One thread computes one element of y: it walks its row of A and all of x.",
     source="document 000, basic kernel; document 004, naive kernel over column-major storage",
-    signatures=ALL_SIGNATURES,
+    signatures=(*ALL_SIGNATURES, *FLOAT8_SIGNATURES),
     arithmetic=sums(lambda problem, params: problem.n),
     layouts=("row", "col", "strided"),
     params={"block": (128, 32, 64, 256, 512, 1024)},
