@@ -36,7 +36,7 @@ def test_every_code(dtype: str, other: str) -> None:
             a, b, c = (gm.asarray(one, device="cuda") for one in (matrix, x, ones))
             got = gm.matvec(a, b, out_dtype="float32", rung="streamed_rows").to_host()
             turned = gm.asarray(np.ascontiguousarray(matrix.T), device="cuda")
-            across = gm.vecmat(b, turned, out_dtype="float32", rung="thread_per_row").to_host()
+            across = gm.vecmat(b, turned, out_dtype="float32", rung="split_columns").to_host()
             tiled = gm.matmul(a, c, out_dtype="float32", rung="register_tile").to_host()
             del a, b, c, turned
         for found in (got, across, *tiled.T[:2]):

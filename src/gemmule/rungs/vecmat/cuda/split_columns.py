@@ -16,6 +16,7 @@ from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Sugge
 from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
     CTYPE,
+    FLOAT8_SIGNATURES,
     STREAMED_SIGNATURES,
     accumulator,
     ceil_div,
@@ -132,7 +133,7 @@ RUNG = CudaRung(
     title="Split columns",
     idea="Many blocks share the rows of a strip; a second kernel adds their sums in fixed order.",
     source="split-K, deterministic: a workspace and a fixed-order reduction",
-    signatures=STREAMED_SIGNATURES,
+    signatures=(*STREAMED_SIGNATURES, *FLOAT8_SIGNATURES),
     arithmetic=sums(_chain),
     layouts=("col",),
     after="block_columns",
