@@ -5,8 +5,8 @@
 A group's calls take turns in random order, each after a pause in which the threads of the one
 before fall asleep; the last of some calls in a row is timed. Each count of threads has a process of
 its own, which may use so many processors, as PyTorch does. Printed are least and median times in
-ms, and PyTorch's best in floats over them: above 1 is quicker than it. Needs PyTorch; groups of
-models need transformers.
+ms, and PyTorch's best in floats over them: above 1 is quicker than it; of models also how many
+tokens a second that is, by the median. Needs PyTorch; groups of models need transformers.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def step(shape: tuple[int, int], tokens: int) -> Calls:
     return {name: both(*one) for name, one in layers(shape).items()}
 
 
-def llama(tokens: int) -> Calls:
-    """Return a Llama of 4 layers of 2048 by so many tokens; by one: the next of 64 before it."""
+@functools.cache
+def llamas() -> dict[str, Any]:
+    """Return a Llama of 4 layers of 2048 in floats and in codes."""
     import copy
 
     import torch
@@ -91,7 +92,21 @@ def llama(tokens: int) -> Calls:
     halves = tf.LlamaForCausalLM(config).eval().to(torch.bfloat16)
     models = {"torch bfloat16": halves}
     for bits in (4, 8):
-        models[f"int{bits}"] = gt.quantize_(copy.deepcopy(halves), bits=bits).model
+        coded = models[f"int{bits}"] = copy.deepcopy(halves)
+        layers = coded.model.layers
+        while len(layers) > 1:  # copies of the first, which is quantised in their stead
+            del layers[1]
+        gt.quantize_(coded, bits=bits)
+        for i in range(1, config.num_hidden_layers):
+            layers.append(copy.deepcopy(layers[0]))
+            layers[i].self_attn.layer_idx = i
+    return models
+
+
+def llama(tokens: int) -> Calls:
+    """Return the models by so many tokens; by one: the next of 64 before it."""
+    import torch
+
     ids = torch.randint(0, 4096, (1, 65))
 
     def prompt(model: Any) -> Callable[[], Any]:
@@ -106,7 +121,7 @@ def llama(tokens: int) -> Calls:
 
         return call
 
-    return {name: (decode if tokens == 1 else prompt)(one) for name, one in models.items()}
+    return {name: (decode if tokens == 1 else prompt)(one) for name, one in llamas().items()}
 
 
 def groups() -> dict[str, Callable[[], Calls]]:
@@ -131,8 +146,8 @@ def last_of_some(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def measured(calls: Calls, turns: int) -> Iterator[str]:
-    """Yield a line for each call of a group."""
+def measured(calls: Calls, turns: int, tokens: int = 0) -> Iterator[str]:
+    """Yield a line for each call of a group; tokens: how many a call of a model takes."""
     clocks = {name: functools.partial(last_of_some, call) for name, call in calls.items()}
     in_turns(clocks, 1)  # compiles
     times = in_turns(clocks, turns)
@@ -140,9 +155,11 @@ def measured(calls: Calls, turns: int) -> Iterator[str]:
     least, median = min(map(min, theirs)), min(map(statistics.median, theirs))
     for name, found in times.items():
         mid = statistics.median(found)
+        rate = f", {tokens / mid:.1f} tokens a second" if tokens else ""
         yield (
             f"  {name:18s} {min(found) * 1e3:8.2f} {mid * 1e3:8.2f} ms, {least / min(found):5.2f} "
             f"{median / mid:5.2f} of PyTorch's, worst {max(found) / min(found):5.1f} of the least"
+            f"{rate}"
         )
 
 
@@ -154,7 +171,8 @@ def child(asked: str, turns: int) -> None:
     with torch.no_grad():
         for name, make in groups().items():
             if asked in name:
-                print(name, *measured(make(), turns), sep="\n", flush=True)
+                tokens = {"model, 64 tokens": 64, "model, next token": 1}.get(name, 0)
+                print(name, *measured(make(), turns, tokens), sep="\n", flush=True)
 
 
 def main() -> None:

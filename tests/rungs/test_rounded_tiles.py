@@ -68,6 +68,35 @@ def test_every_order_of_operands_and_several_stretches(bits: int) -> None:
 
 
 @pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_across_the_rows_in_every_order_and_several_stretches(bits: int) -> None:
+    """Every place of 70 rows by 333 columns and more: sums are exact, and so is what is right."""
+    rng = np.random.default_rng(bits)
+    shapes = ((70, 333, 64), (560, 140, 32), (33, 48, 16), (64, 256, 128), (1, 24, -1))
+    for (m, n, group), zeros in itertools.product(shapes, ("none", "integer")):
+        Q = make_matrix(m, n, bits, group, "float16", zeros, exact=True, perm=m == 70)
+        truth = Q.dequantize("float64")
+        for rows, order, into in itertools.product((17, 48), ("C", "F"), ("C", "F")):
+            x = rng.integers(-1, 2, (rows, m)).astype(ml_dtypes.bfloat16)
+            y = np.zeros((rows, n), np.float32, order=into)
+            gm.matmul(np.asarray(x, order=order), Q, out=y, out_dtype="float32", rung=NAME)
+            assert np.array_equal(y, x.astype(np.float64) @ truth), (m, n, zeros, order, into)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_across_the_rows_of_every_group_and_zero_point(bits: int) -> None:
+    for group, zeros in itertools.product(
+        (16, 24, 32, 64, 128, -1, None), ("none", "integer", "fraction")
+    ):
+        Q = make_matrix(37, 333, bits, group, "float32", zeros)
+        x = activations((18, 37), "bfloat16")
+        plan = gm.plan("matmul", x, Q, rung=NAME)
+        verdict = check.judge("matmul", x, Q, plan(x, Q), check.Rounding.of(plan))
+        assert verdict.ok, verdict.text
+
+
+@pytest.mark.usefixtures("tiles")
 def test_more_columns_than_go_at_once(limit: Callable[..., None]) -> None:
     limit(rounded, MOST_COLUMNS=32)
     judged(make_matrix(33, 130, 4, 32, "float32", "none"), activations((130, 70), "bfloat16"))
@@ -86,3 +115,23 @@ def test_what_tiles_take_for_zero_is_multiplied_in_other_registers(size: float) 
     truth = Q.dequantize("float64") @ B.astype(np.float64)
     assert np.abs(C - truth).max() <= 2.0**-148, "what the plain rung gives"
     assert np.abs(truth).max() > 2.0**-145
+    x = np.full((17, 33), size).astype(ml_dtypes.bfloat16)
+    truth = x.astype(np.float64) @ Q.dequantize("float64")
+    found = gm.matmul(x, Q, out_dtype="float32", rung=NAME)
+    assert np.abs(found - truth).max() <= 2.0**-146
+
+
+def test_the_least_weight_and_those_that_are_no_numbers() -> None:
+    def least(zeros: float | None, scale: float) -> int:
+        point = None if zeros is None else np.full((1, 1), zeros, np.float32)
+        codes, scales = np.zeros((1, 8), np.uint8), np.full((1, 1), scale, np.float32)
+        Q = gm.QuantizedMatrix.from_parts(
+            codes, scales, point, shape=(1, 8), bits=8, group_size=None
+        )
+        return rounded.least_exponent(stored(Q))
+
+    assert least(None, 1.0) == 127
+    assert least(3.0, 2.0**-10) == 117
+    assert least(3.25, 1.0) == 125
+    assert least(None, 2.0**-140) == 0
+    assert least(None, 2.0**121) == 0

@@ -21,11 +21,15 @@ if TYPE_CHECKING:  # the same as in _MODULES
     from gemmule.torch.files import save_model as save_model
     from gemmule.torch.layer import QuantLinear as QuantLinear
     from gemmule.torch.linear import quantize_ as quantize_
+    from gemmule.torch.parallel import ColwiseQuant as ColwiseQuant
+    from gemmule.torch.parallel import RowwiseQuant as RowwiseQuant
     from gemmule.torch.pretrained import GemmuleConfig as GemmuleConfig
 
 _MODULES = {
+    "ColwiseQuant": "parallel",
     "GemmuleConfig": "pretrained",
     "QuantLinear": "layer",
+    "RowwiseQuant": "parallel",
     "calibrate": "calibration",
     "load_checkpoint": "checkpoints",
     "load_model": "files",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gemmule.backends.cpu.openmp import by_pytorch
 from gemmule.core.canonical import DEFAULT
 from gemmule.dispatch.torch import TensorCall
 from gemmule.dispatch.torch_repeats import REPEATS, form, seen
@@ -87,7 +88,10 @@ def product_of(
     alone = x.ndim > 1 and x.numel() == x.shape[-1] > 0
     if alone:  # a single vector is multiplied as such
         a, b = (x.reshape(-1), matrix) if op == "vecmat" else (matrix, x.reshape(-1))
-    y = product(op, a, b, None, DEFAULT)
+    if matrix.device == "cpu":
+        y = by_pytorch(torch, product, op, a, b, None, DEFAULT)
+    else:
+        y = product(op, a, b, None, DEFAULT)
     y = y if bias is None else y.add_(bias.detach())
     return y.reshape(*x.shape[:-1], *y.shape) if alone else y
 

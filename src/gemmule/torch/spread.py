@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 SPREAD = (
-    "a QuantLinear is not cut or replicated by parallelize_module or distribute_module: its codes "
-    "are no parameters. Leave it out of the plan, and cut its matrix instead: "
-    "layer.matrix.shard(0, mesh) is what ColwiseParallel would keep of it, .shard(1, mesh) what "
-    "RowwiseParallel would; `@` multiplies them with DTensors. fully_shard takes the layer as it "
-    "is, and leaves its codes whole."
+    "a QuantLinear is not cut or replicated by PyTorch's own styles or distribute_module: its "
+    "codes are no parameters. In the plan of parallelize_module, give it "
+    "gemmule.torch.ColwiseQuant() or RowwiseQuant() in the place of ColwiseParallel() or "
+    "RowwiseParallel(). fully_shard takes the layer as it is, and leaves its codes whole."
 )
 
 

@@ -13,6 +13,8 @@ NumPy's last product left awake is there at once, and two libraries do not fight
 Else they are threads of our own, which spin for some microseconds after a product, then sleep. A
 borrowed thread that comes late finds the slot closed, or helps with the product after it.
 
+Where PyTorch asks for a product, its own OpenMP team shares it (`openmp`).
+
 A fork, and the end of the interpreter, first wait until every borrowed thread has left: OpenBLAS
 ends its threads before a fork and would wait for ever for one that is still in a share. A forked
 child begins with a pool of its own.
@@ -31,12 +33,18 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cpu import blas_threads, shares
+from gemmule.backends.cpu import blas_threads, openmp, shares
 from gemmule.backends.cpu.atomics import packed, read, unpacked, write
 from gemmule.backends.cpu.blas_threads import ENTRY_BYTES
 from gemmule.backends.cpu.intrinsics import call_c, load
 from gemmule.backends.cpu.jit import Kernel, kernel
-from gemmule.backends.cpu.threads import SMALL_SHARE_BYTES, processors, shares_for, thread_count
+from gemmule.backends.cpu.threads import (
+    LENT,
+    SMALL_SHARE_BYTES,
+    processors,
+    shares_for,
+    thread_count,
+)
 from gemmule.core import fork
 from gemmule.settings import borrows_threads
 
@@ -65,7 +73,7 @@ def share_count(nbytes: int, units: int, per_thread: int) -> int:
 
 def team() -> tuple[int, int]:
     """Return how many threads may share a product now, and their pool, 0 before it is started."""
-    return thread_count(), _state.address
+    return thread_count(), _current().address
 
 
 def own_cache_bytes() -> int:
@@ -134,13 +142,18 @@ class _State:
     ended = False
 
 
-_state = _State()
+_state, _lent = _State(), _State()
 _KEPT: list[Any] = []  # what threads may still look at
 
 
 def pool_address() -> int:
     """Return the address of this process's pool, starting its threads on first use."""
-    return _state.address or _started()
+    state = _current()
+    return state.address or _started(state)
+
+
+def _current() -> _State:
+    return _lent if LENT.count > 0 else _state
 
 
 def helpers() -> str:
@@ -151,10 +164,10 @@ def helpers() -> str:
     return _state.helpers
 
 
-def _started() -> int:
+def _started(state: _State) -> int:
     with fork.WHOLE:  # a fork meanwhile would leave half a pool to its child
-        if _state.address:
-            return _state.address
+        if state.address:
+            return state.address
         memory, ranges = (
             np.zeros(shares.MEMORY + shares.SLOT, np.uint8),
             processors() * shares.RANGE_BYTES,
@@ -169,17 +182,33 @@ def _started() -> int:
                 1,
                 first + i * ranges,
             )
-        team = blas_threads.examined() if borrows_threads() else "GEMMULE_POOL is own"
-        if _state.ended:
-            words[shares.LEAVE // 8] = 1  # each caller alone
-        elif isinstance(team, str):
-            _state.helpers = f"threads of gemmule's own ({team})"
-            _start_threads(words, address)
+        if state is _lent:
+            _enlist(words, address)
         else:
-            _state.helpers = f"threads of NumPy's {team.words}"
-            _borrow(team, words, address)
-        _state.memory, _state.address = memory, address
+            _find_helpers(words, address)
+        state.memory, state.address = memory, address
         return address
+
+
+def _find_helpers(words: np.ndarray[Any, Any], address: int) -> None:
+    team = blas_threads.examined() if borrows_threads() else "GEMMULE_POOL is own"
+    if _state.ended:
+        words[shares.LEAVE // 8] = 1  # each caller alone
+    elif isinstance(team, str):
+        _state.helpers = f"threads of gemmule's own ({team})"
+        _start_threads(words, address)
+    else:
+        _state.helpers = f"threads of NumPy's {team.words}"
+        _borrow(team, words, address)
+
+
+def _enlist(words: np.ndarray[Any, Any], address: int) -> None:
+    """Make the pool one whose products are shared by PyTorch's OpenMP team."""
+    words[[shares.PARALLEL // 8, shares.NUMBER // 8]] = openmp.functions()
+    words[shares.MEMBER // 8] = shares.member.address(1)
+    for i in range(shares.SLOTS):
+        slot = shares.SLOTS_AT + i * shares.SLOT
+        words[(slot + shares.HOME) // 8] = address
 
 
 def _words(memory: np.ndarray[Any, Any], address: int) -> np.ndarray[Any, Any]:
@@ -294,6 +323,7 @@ def _forget() -> None:
         _KEPT.append(_state.memory)
         _words(_state.memory, _state.address)[shares.GONE // 8] = 1  # calls that are bound to it
     _state.memory, _state.address = None, 0
+    openmp.forget()
 
 
 atexit.register(_end)

@@ -36,13 +36,14 @@ _int32 = load("int32", "int64")
 # Words of the pool's memory, in bytes; what different threads write lies on lines of its own.
 SIGNAL, SLEEPERS, STOP, ALIVE = 0, 128, 256, 384
 QUEUE, TEAM, RUNNING, START, WAIT, LEAVE, GONE = 264, 272, 280, 288, 296, 304, 312
+PARALLEL, NUMBER, MEMBER = 320, 328, 336  # see `openmp`
 PENDING, SUBMITTING = 448, 456
 _LONE, _DOUBT = 512, 520
 # A slot begins at a multiple of its size, so that its address and a helper's number are one word.
 SLOT, SLOTS, SLOTS_AT = 1024, 8, 1024
 SERIAL, _TASK, _WORDS, _COUNT, _LIMIT, _DUE, HOME, RANGES = 0, 8, 16, 24, 32, 40, 48, 56
 _DONE, _JOINED = 128, 256
-_OWNED, ENTRIES, CUT = 384, 392, 400
+_OWNED, ENTRIES, CUT, _ENDED = 384, 392, 400, 408
 MEMORY = SLOTS_AT + SLOTS * SLOT
 RANGE_BYTES = 128  # two lines, as processors fetch them in pairs
 _SHARE_BITS = 28
@@ -179,6 +180,20 @@ def lent(place: int) -> None:
 
 
 @kernel
+def member(slot: int) -> None:
+    """Work on a slot as one of an OpenMP team, whose first thread is the caller itself."""
+    pool = read(slot + HOME)
+    me = call_c(read(pool + NUMBER), ()) & (SLOT - 1)
+    if me > 0:
+        help_others(pool, slot, me)
+    else:
+        count, task, words = read(slot + _COUNT), read(slot + _TASK), read(slot + _WORDS)
+        people = min(read(slot + _LIMIT) + 1, count)
+        work_on(pool, slot, read(slot + SERIAL), 0, people, count, task, words)
+        write(slot + _ENDED, now_ns())
+
+
+@kernel
 def _borrow(pool: int, slot: int, helpers: int) -> None:
     """Queue a slot's entries for OpenBLAS's threads, for as many as are not queued for already."""
     add(pool + SUBMITTING, 1)
@@ -261,14 +276,18 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
     write(slot + _COUNT, count)
     write(slot + _LIMIT, helpers)
     write(slot + SERIAL, serial)
-    if read(pool + QUEUE) != 0:
-        _borrow(pool, slot, people - 1)
+    if read(pool + PARALLEL) != 0:
+        call_c(read(pool + PARALLEL), (read(pool + MEMBER), slot, people, 0))
+        ended = read(slot + _ENDED)
     else:
-        add(pool + SIGNAL, 1)
-        if read(pool + SLEEPERS) > 0:
-            wake(pool + SIGNAL, min(_FAN, helpers))
-    work_on(pool, slot, serial, 0, people, count, task, words)
-    ended = now_ns()
+        if read(pool + QUEUE) != 0:
+            _borrow(pool, slot, people - 1)
+        else:
+            add(pool + SIGNAL, 1)
+            if read(pool + SLEEPERS) > 0:
+                wake(pool + SIGNAL, min(_FAN, helpers))
+        work_on(pool, slot, serial, 0, people, count, task, words)
+        ended = now_ns()
     while read(slot + _DONE) != due:
         pause()
         if now_ns() > ended + _PATIENCE_NS:

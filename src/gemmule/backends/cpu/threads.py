@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from pathlib import Path
 
 from gemmule.backends.cpu.atomics import SUPPORTED
@@ -16,12 +17,24 @@ MOST = 1024
 SMALL_SHARE_BYTES, SHARE_BYTES = 16 << 10, 256 << 10
 
 
+class _Lent(threading.local):
+    """How many threads of another library the calling thread's products use; 0: none are lent."""
+
+    count = 0
+
+
+LENT = _Lent()
+
+
 def thread_count() -> int:
     """Return how many threads a product may use now, the caller's counted.
 
-    Processors that the process may use, by affinity and the control group's quota; fewer where
-    ``NUMBA_NUM_THREADS`` or ``numba.set_num_threads`` of the calling thread say so.
+    Those that are lent; else processors that the process may use, by affinity and the control
+    group's quota; fewer where ``NUMBA_NUM_THREADS`` or ``numba.set_num_threads`` of the calling
+    thread say so.
     """
+    if LENT.count > 0:
+        return LENT.count
     most, parallel = processors(), sys.modules.get("numba.np.ufunc.parallel")
     # Asking would start Numba's own threads, unless somebody else has.
     if parallel is None or not getattr(parallel, "_is_initialized", False):

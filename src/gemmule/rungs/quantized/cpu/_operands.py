@@ -164,6 +164,11 @@ def takes_row_across(problem: Problem) -> bool:
     return takes_row(problem) and spec is not None and spec.transposed
 
 
+def takes_lanes(problem: Problem) -> bool:
+    """Whether codes are stored in layout ``row``, no 32-bit lane with codes of two groups."""
+    return takes_row(problem) and _groups_fit_lanes(problem)
+
+
 def takes_lanes_along(problem: Problem) -> bool:
     """Whether the product runs along stored rows, and no 32-bit lane holds codes of two groups."""
     return takes_row_along(problem) and _groups_fit_lanes(problem)

@@ -11,11 +11,15 @@ from gemmule.rungs.quantized.cpu.plain.products import bind_blas
 
 # Codes decoded for each float32 multiply-add of a core (EPYC Zen 5, November 2026).
 _CODES_PER_FMA = 0.1
+# What blocks of rows reach of BLAS's speed: 2048 x 2048 by 512 columns on one core, groups of 16 to
+# 128, 57 to 59 ms where packed_codes takes 43 to 45 and its share of the multipliers is known (Xeon
+# with AVX-512, November 2026; an EPYC with AVX2, busy: 135 to 171 and 105 to 144).
+_OF_BLAS = 0.7
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     rates = machine.rates
-    products = problem.flops / (rates.blas / (2 if problem.b == "float64" else 1))
+    products = problem.flops / (_OF_BLAS * rates.blas / (2 if problem.b == "float64" else 1))
     decoding = problem.m * problem.k / (_CODES_PER_FMA * rates.fma * machine.units)
     turned = problem.k * problem.n if problem.b != "float32" or problem.layout_b != "row" else 0
     turned += problem.outputs if problem.out != "float32" else 0

@@ -14,7 +14,7 @@ from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.matmul.cpu._tile_blocks import GROUP
 from gemmule.rungs.matmul.cpu._tile_steps import STEP_TERMS
-from gemmule.rungs.quantized.cpu._operands import signatures, takes_lanes_along
+from gemmule.rungs.quantized.cpu._operands import signatures, takes_lanes
 from gemmule.rungs.quantized.cpu.blocks.rounded import bind
 
 # Multiply-adds of tiles, numbers of x packed and codes decoded for each float32 multiply-add of a
@@ -47,8 +47,8 @@ RUNG = CpuRung(
     layouts_out=("row", "col"),
     arithmetic=lambda problem: Arithmetic("float32", _chain, product="float32", inputs="bfloat16"),
     after="packed_codes",
-    params={"rows": (256, 128, 64)},
-    accepts_quant=takes_lanes_along,
+    params={"rows": (256, 128, 64, 512)},
+    accepts_quant=takes_lanes,
     suggest=_suggest,
     bind=bind,
     available=lambda: missing_tiles("bf16"),

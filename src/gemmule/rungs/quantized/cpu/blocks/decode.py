@@ -10,8 +10,10 @@ from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS
 from gemmule.backends.cpu.intrinsics import load
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
+from gemmule.core.problem import ITEMSIZE
 from gemmule.rungs import _cpu_vectors as vectors
 from gemmule.rungs._cpu_vectors import registers
+from gemmule.rungs.matmul.cpu._tile_steps import STEP_TERMS
 from gemmule.rungs.quantized.cpu._product import load_product
 from gemmule.rungs.quantized.cpu.blocks import halves
 from gemmule.rungs.quantized.cpu.blocks.halves import tiles_of
@@ -83,12 +85,13 @@ def _place_kernel(bits: int, pitch: int) -> Kernel:
 
 @functools.cache
 def decode_kernel(kind: Kind, pitch: int) -> Kernel:
-    """Return ``f(product, row, rows, padded, first, blocks, out)``: some blocks of some rows.
+    """Return ``f(product, row, rows, padded, first, blocks, out, low, high)``: blocks of rows.
 
     product: address of a `Product`. first: the first of these blocks of 64 bytes. Weights are
     float32, rows `pitch` numbers apart; or, where that is 0, bfloat16 in tiles of `put_halves`, a
     panel of sixteen rows after the other. Rows behind `rows`, up to `padded`, are zeros, codes
-    behind a row's end count as zero codes. The same blocks of the next stretch are asked for.
+    behind a row's end count as zero codes. low, high: which of these rows are decoded now. Asked
+    for are the same blocks of the next stretch, or of the rows that tiles meet next.
     """
     load_scales, load_zeros = numbers_of(kind, 1, full=False)
     load_full, load_tail = vectors.load_words(1, full=True), vectors.load_words(1)
@@ -98,20 +101,29 @@ def decode_kernel(kind: Kind, pitch: int) -> Kernel:
         load_scales, load_zeros = halves.numbers_of(kind)
         put, clear = halves.put_halves(kind), _put_zeros(tiles_of(kind.bits), TILE_BYTES)
     place_of = _place_kernel(kind.bits, pitch)
-    ask = vectors.prefetch_lines(1, 1, vectors.SECOND_CACHE)
+    ask, in_tiles = vectors.prefetch_lines(1, 1, vectors.SECOND_CACHE), pitch == 0
 
     @kernel
     def decode(
-        at: int, row: int, rows: int, padded: int, first: int, blocks: int, out: int
+        at: int,
+        row: int,
+        rows: int,
+        padded: int,
+        first: int,
+        blocks: int,
+        out: int,
+        low: int,
+        high: int,
     ) -> None:
         job = load_product(at)
         groups = max(job.scale_step, 1)
-        for i in range(rows):
+        soon = padded * job.row_bytes if in_tiles else BLOCK_BYTES * blocks
+        for i in range(low, min(high, rows)):
             codes = job.codes + (row + i) * job.row_bytes
             place = (row + i) * job.scale_step
             for block in range(first, first + blocks):
                 start, left = codes + BLOCK_BYTES * block, job.row_bytes - BLOCK_BYTES * block
-                ask(start + BLOCK_BYTES * blocks, 0)
+                ask(start + soon, 0)
                 group, lanes = _index(job.first, block), job.lanes + 64 * block
                 index, count = place + group, groups - group
                 scales = load_scales(job.scales, index, 0, count, lanes)
@@ -121,8 +133,73 @@ def decode_kernel(kind: Kind, pitch: int) -> Kernel:
                     put(scales, zeros, load_full(start, 0, 64), to, job.lowest)
                 else:
                     put(scales, zeros, load_tail(start, 0, left), to, job.lowest)
-        for i in range(rows, padded):
+        for i in range(max(low, rows), high):
             for block in range(blocks):
                 clear(place_of(out, i, blocks, block))
+
+    return decode
+
+
+# Rows of codes, scales and zero points that are asked for ahead of those that become pairs.
+_ROWS_AHEAD = 32
+
+
+@functools.cache
+def pairs_kernel(kind: Kind) -> Kernel:
+    """Return what `decode_kernel` does, as `put_pairs` has it.
+
+    Of each block panels of sixteen columns, of `padded` terms each. low and high are even. Behind
+    an odd row stands the same again, and zeros behind that: what meets them must be zeros.
+    """
+    load_scales, load_zeros = halves.numbers_of(kind, 2)
+    load_full, load_tail = vectors.load_words(1, full=True), vectors.load_words(1)
+    put, panels = halves.put_pairs(kind), simd.codes_per_lane(kind.bits)
+    clear, scale_bytes = _put_zeros(1, 0), ITEMSIZE[kind.scale_dtype]
+    ask = vectors.prefetch_lines(1)
+
+    @kernel
+    def decode(
+        at: int,
+        row: int,
+        rows: int,
+        padded: int,
+        first: int,
+        blocks: int,
+        out: int,
+        low: int,
+        high: int,
+    ) -> None:
+        job = load_product(at)
+        groups, panel, step = max(job.scale_step, 1), 2 * LANES * padded, 2 * LANES
+        for i in range(low, min(high, rows), 2):
+            one = row + i
+            other = min(one + 1, row + rows - 1)
+            for ahead in range(one + _ROWS_AHEAD, one + _ROWS_AHEAD + 2):
+                ask(job.codes + ahead * job.row_bytes + BLOCK_BYTES * first, 0)
+                soon = ahead * job.scale_step + _index(job.first, first)
+                ask(job.scales + soon * scale_bytes, 0)
+                ask(job.zeros + soon * 4, 0)
+            for block in range(first, first + blocks):
+                a = job.codes + one * job.row_bytes + BLOCK_BYTES * block
+                b = job.codes + other * job.row_bytes + BLOCK_BYTES * block
+                left, lanes = job.row_bytes - BLOCK_BYTES * block, job.lanes + 64 * block
+                group = _index(job.first, block)
+                p, q = one * job.scale_step + group, other * job.scale_step + group
+                scales = load_scales(job.scales, p, 0, groups - group, lanes)
+                zeros = load_zeros(job.zeros, p, 0, groups - group, lanes)
+                others = load_scales(job.scales, q, 0, groups - group, lanes)
+                points = load_zeros(job.zeros, q, 0, groups - group, lanes)
+                to = out + i // STEP_TERMS * TILE_BYTES + i % STEP_TERMS * step
+                to += (block - first) * panels * panel
+                if left >= BLOCK_BYTES:
+                    words, next_words = load_full(a, 0, 64), load_full(b, 0, 64)
+                    put(scales, zeros, words, others, points, next_words, to, panel, job.lowest)
+                else:
+                    words, next_words = load_tail(a, 0, left), load_tail(b, 0, left)
+                    put(scales, zeros, words, others, points, next_words, to, panel, job.lowest)
+        for i in range(max(low, (rows + 1) // 2 * 2), high, 2):
+            to = out + i // STEP_TERMS * TILE_BYTES + i % STEP_TERMS * step
+            for k in range(panels * blocks):
+                clear(to + k * panel)
 
     return decode

@@ -22,6 +22,7 @@ from gemmule.rungs.quantized.cpu.vector import codes
 from gemmule.rungs.quantized.cpu.vector.codes import Kind, Numbers, Values
 
 _WORDS = 2 * LANES  # of 16 bits in a vector, and terms of a tile
+_PICK, _PICK_OF_TWO = "llvm.x86.avx512.permvar.hi.512", "llvm.x86.avx512.vpermi2var.hi.512"
 _INTERLEAVED = [i // 2 + LANES * (i % 2) for i in range(_WORDS)]
 
 
@@ -57,14 +58,17 @@ def _rounded(builder: Any, low: Value, high: Value) -> Value:
     return simd.shuffled(builder, first, second, range(_WORDS))
 
 
-def looked_up(kind: Kind) -> bool:
-    """Whether nibbles are looked up among the weights of their group: up to four groups a chunk."""
-    return kind.bits == 4 and kind.pieces in (1, 2, 4)
+def looked_up(kind: Kind, rows: int = 1) -> bool:
+    """Whether nibbles are looked up among the weights of their group, a chunk of so many rows.
+
+    A register holds the tables of two groups, or of one in two rows; four are looked into.
+    """
+    return kind.bits == 4 and kind.pieces in (1, 2, 4, 8 // rows)
 
 
-def numbers_of(kind: Kind) -> Numbers:
+def numbers_of(kind: Kind, rows: int = 1) -> Numbers:
     """Return what loads scales and zero points: a vector for each group where there are tables."""
-    if not looked_up(kind):
+    if not looked_up(kind, rows):
         return codes.numbers_of(kind, 1, full=False)
     zeros = codes.fixed_numbers(8.0, kind.pieces)
     if kind.has_zeros:
@@ -115,26 +119,114 @@ def put_halves(kind: Kind) -> Intrinsic:
 
 
 def _looked_up(builder: Any, tables: Values, word: Value) -> Iterator[Value]:
-    """Emit the weights of nibble k of every 16 bits; two groups' tables make a vector.
-
-    The index is the nibble and, above it, which group its word is of.
-    """
-    words, pieces = simd.vector_type("int16", _WORDS), len(tables)
+    """Emit the weights of nibble k of every 16 bits."""
+    pieces = len(tables)
     if pieces == 1:
         tables = tables * 2  # the index ends in five bits
     both = [_rounded(builder, *tables[i : i + 2]) for i in range(0, len(tables), 2)]
-    nibbles = builder.bitcast(word, words)
-    group = words([16 * (i * pieces // _WORDS) for i in range(_WORDS)])
+    group = [16 * (i * pieces // _WORDS) % 64 for i in range(_WORDS)]
+    return _picked(builder, both, builder.bitcast(word, simd.vector_type("int16", _WORDS)), group)
+
+
+def _picked(builder: Any, tables: Values, nibbles: Value, place: list[int]) -> Iterator[Value]:
+    """Emit what nibbles stand for in one, two or four tables of 32; two for each half of four.
+
+    place: what is above the four bits of the index of each word.
+    """
+    words = nibbles.type
     for k in range(4):
         index = builder.lshr(nibbles, words([4 * k] * _WORDS)) if k else nibbles
-        if pieces > 1:
-            index = builder.or_(builder.and_(index, words([15] * _WORDS)), group)
-        if len(both) == 1:
-            name = "llvm.x86.avx512.permvar.hi.512"
-            yield simd.called(builder, name, words, both[0], index)
+        if any(place):
+            index = builder.or_(builder.and_(index, words([15] * _WORDS)), words(place))
+        if len(tables) == 1:
+            yield simd.called(builder, _PICK, words, tables[0], index)
+            continue
+        found = [
+            simd.called(builder, _PICK_OF_TWO, words, tables[i], index, tables[i + 1])
+            for i in range(0, len(tables), 2)
+        ]
+        halves = [i + i * 2 // _WORDS * _WORDS for i in range(_WORDS)]
+        yield simd.shuffled(builder, found[0], found[-1], halves)
+
+
+@functools.cache
+def put_pairs(kind: Kind) -> Intrinsic:
+    """Return ``f(numbers, others, out, panel_bytes, lowest)``: a chunk of two rows of codes.
+
+    numbers, others: scales, zero points and words of a row. As pairs of terms: code k of each lane
+    goes to panel k, and one row of a tile is both rows' codes of sixteen lanes in turns.
+    """
+    lanes_codes, tables = simd.codes_per_lane(kind.bits), looked_up(kind, 2)
+
+    def emit(builder: Any, *given: Any) -> None:
+        *numbers, out, panel_bytes, lowest = given
+        both = [(numbers[i], numbers[i + 1], numbers[i + 2][0]) for i in (0, 3)]
+        if tables:
+            rows = _looked_up_pairs(builder, both)
         else:
-            name = "llvm.x86.avx512.vpermi2var.hi.512"
-            yield simd.called(builder, name, words, both[0], index, both[1])
+            steps = [codes.steps_of(builder, w, z[0], kind, lowest) for _, z, w in both]
+            rows = (
+                _in_turns(
+                    builder,
+                    *(
+                        builder.fmul(step(k), scales[0])
+                        for step, (scales, *_) in zip(steps, both, strict=True)
+                    ),
+                )
+                for k in range(lanes_codes)
+            )
+        for row in rows:
+            simd.store_vector(builder, row, out, 0)
+            out = builder.add(out, panel_bytes)
+
+    return operation(f"put_pairs {kind}", emit)
+
+
+def _in_turns(builder: Any, one: Value, other: Value) -> Value:
+    both = _rounded(builder, one, other)
+    return simd.shuffled(builder, both, both, _INTERLEAVED)
+
+
+def _looked_up_pairs(builder: Any, both: Any) -> Iterator[Value]:
+    """Emit the weights of code k of each lane, of one row in even words, of the other in odd ones.
+
+    A group's table is that of one row, then that of the other.
+    """
+    words, lanes = simd.vector_type("int16", _WORDS), simd.vector_type("int32")
+    tables = [codes.tables_of(builder, scales, zeros) for scales, zeros, _ in both]
+    each = [_rounded(builder, *pair) for pair in zip(*tables, strict=True)]
+    (*_, one), (*_, other) = both
+    lower, half = lanes([0xFFFF] * LANES), lanes([16] * LANES)
+    place = [i % 2 * 16 + i * len(each) // _WORDS % 2 * 32 for i in range(_WORDS)]
+    for word in (
+        builder.or_(builder.and_(one, lower), builder.shl(other, half)),
+        builder.or_(builder.lshr(one, half), builder.and_(other, builder.not_(lower))),
+    ):
+        yield from _picked(builder, each, builder.bitcast(word, words), place)
+
+
+@functools.cache
+def in_columns(bits: int) -> Intrinsic:
+    """Return ``f(sums, apart, out)``: some rows of sums of a chunk's panels, in order of columns.
+
+    As many rows as a transpose of sixteen vectors takes: two or four. Panels are halves of groups
+    of 32 columns `apart` bytes apart, rows 128 bytes; of `out`, a chunk.
+    """
+    panels, row_bytes = simd.codes_per_lane(bits), 4 * simd.block_columns(bits)
+
+    def emit(builder: Any, sums: Value, apart: Value, out: Value) -> None:
+        at = [builder.add(sums, builder.mul(apart, apart.type(k // 2))) for k in range(panels)]
+        given = [
+            simd.load_vector(builder, at[k], "float32", 128 * row + 64 * (k % 2))
+            for row in range(LANES // panels)
+            for k in range(panels)
+        ]
+        for lane, found in enumerate(transposed(builder, given)):
+            for row in range(LANES // panels):
+                part = simd.shuffled(builder, found, found, range(panels * row, panels * (row + 1)))
+                simd.store_vector(builder, part, out, row_bytes * row + 4 * panels * lane)
+
+    return operation(f"in_columns {bits}", emit)
 
 
 def _pairs(bits: int) -> list[tuple[int, int, int, int]]:

@@ -105,7 +105,8 @@ def rows_share(at: int, number: int) -> None:
             some, to = min(CHUNK, count - top), sums + 4 * top * pitch
             padded = (some + job.unit - 1) // job.unit * job.unit
             row = begin + top
-            enter(job.decode, (job.product, row, some, padded, low // job.block, blocks, part))
+            asked = (job.product, row, some, padded, low // job.block, blocks, part, 0, padded)
+            enter(job.decode, asked)
             if job.wide > 0:
                 enter(job.multiply, (part, packed, to, some, job.wide, depth, pitch, first))
             if job.last > 0:
@@ -147,7 +148,7 @@ def kept_of(parts: Stored, pitch: int) -> Kept:
     kind = kind_of(parts, lifted=lifted is not None)
     return Kept(
         np.array(product, np.int64),
-        decode_kernel(kind, pitch).address(7),
+        decode_kernel(kind, pitch).address(9),
         parts.bits,
         by_words(blocks.pieces),
         (blocks, lifted),
@@ -232,18 +233,21 @@ def by_columns(
         if C.size == 0 or B.shape[0] == 0:
             C[...] = 0
             return
-        parts = matrix.kept(stored)
-        whole = B
-        if matrix.perm is not None:
-            B = B[matrix.perm]
-        axis = unit if matrix.perm is None else "none"
+        parts, across = matrix.kept(stored), matrix.transposed
+        x, y, axis = B, C, unit
+        if matrix.perm is not None and across:
+            y = np.empty_like(C)
+        elif matrix.perm is not None:
+            x, axis = B[matrix.perm], "none"
         product, refused = parts.kept(make), np.zeros(1, np.int64)
         for low in range(0, C.shape[1], most):
-            some, to = B[:, low : low + most], C[:, low : low + most]
+            some, to = x[:, low : low + most], y[:, low : low + most]
             call = product(dtypes, some.shape, (some.strides, to.strides), axis, rows)
             call(refused.ctypes.data, some.ctypes.data, to.ctypes.data)
         other = plainly() if refused[0] else None
         if other is not None:
-            other(matrix, whole, C)
+            other(matrix, B, C)
+        elif y is not C:
+            C[matrix.perm] = y
 
     return run

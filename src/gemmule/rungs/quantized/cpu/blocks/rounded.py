@@ -1,4 +1,11 @@
-"""Products of codes by many columns of bfloat16, their weights rounded to it, on all threads."""
+"""Products of codes by many columns of bfloat16, their weights rounded to it, on all threads.
+
+Along the stored rows a block of 32 rows becomes tiles in the nearest caches, which meet x packed in
+the order of codes, while the next block is decoded. Across them the terms are the stored rows: a
+chunk of codes of some hundred rows becomes panels of sixteen columns of the result, pairs of rows
+put together as they are decoded, and x is packed as it lies; sums are brought into the order of
+columns at the end.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, missing_tiles
 from gemmule.backends.cpu.atomics import unpacked_as
 from gemmule.backends.cpu.intrinsics import call_c, enter, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
-from gemmule.backends.cpu.simd import block_columns
+from gemmule.backends.cpu.simd import block_columns, codes_per_lane
 from gemmule.backends.cpu.steps import A, Place, Step, Steps, X, Y, buffer, per_team
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.problem import ITEMSIZE, Problem
@@ -22,7 +29,7 @@ from gemmule.rungs._cpu import address
 from gemmule.rungs._cpu_workspace import claimed, release, workspace
 from gemmule.rungs.matmul.cpu import _tile_steps
 from gemmule.rungs.matmul.cpu._tile import unpack_kernel
-from gemmule.rungs.matmul.cpu._tile_blocks import GROUP, LEAST_EXPONENTS
+from gemmule.rungs.matmul.cpu._tile_blocks import GROUP, LEAST_EXPONENTS, place_kernel
 from gemmule.rungs.matmul.cpu._tile_steps import (
     EXTREMES_BYTES,
     SHAPES,
@@ -33,23 +40,28 @@ from gemmule.rungs.matmul.cpu._tile_steps import (
 from gemmule.rungs.quantized.cpu._operands import Run, Stored
 from gemmule.rungs.quantized.cpu.blocks import products
 from gemmule.rungs.quantized.cpu.blocks.columns import turn_kernel
-from gemmule.rungs.quantized.cpu.blocks.halves import pack_kernel
+from gemmule.rungs.quantized.cpu.blocks.decode import pairs_kernel
+from gemmule.rungs.quantized.cpu.blocks.halves import in_columns, pack_kernel
 from gemmule.rungs.quantized.cpu.blocks.products import Kept, kept_of
+from gemmule.rungs.quantized.cpu.plain.products import bind_blas
+from gemmule.rungs.quantized.cpu.vector.codes import kind_of, lifted_zeros
 
 # Terms at a time: two panels of x, 32 KiB, stay in the first-level cache. Columns at a time: with
 # tiles and sums of the rows of a share they stay in the second-level one.
 DEPTH, MOST_COLUMNS = 512, 512
 _SHARES_PER_THREAD = 2
+CHUNK_COLUMNS = 128  # across the rows, decoded at once
 _LARGEST = 2.0**127  # below it a weight is no infinity in bfloat16
 
 
 class Job(NamedTuple):
     """A product by many columns: kernels' addresses, operands, steps in bytes, sizes.
 
-    decode, multiply, pack, unpack: of `decode_kernel`, `groups_kernel`, `pack_kernel` and of what
-    stores sums. product: of a `Product`. x is packed to `packed` stretch by stretch, a panel of
-    sixteen columns after the other, what is least in each noted at `noted`. refused: where a 1 is
-    written if tiles would lose something of this x. exponent: the least of weights.
+    decode, multiply, pack, unpack: of `decode_kernel` or `pairs_kernel`, `groups_kernel`,
+    `pack_kernel` or `lines_kernel`, and of what stores sums. product: of a `Product`. x is packed
+    to `packed` stretch by stretch, a panel of sixteen columns after the other, what is least in
+    each noted at `noted`. refused: where a 1 is written if tiles would lose something of this x.
+    exponent: the least of weights.
     """
 
     decode: int
@@ -108,6 +120,23 @@ def pack_share(at: int, number: int) -> None:
     _put(noted, 0, least)
 
 
+@functools.cache
+def lines_kernel(unit: str) -> Kernel:
+    """Return what `pack_kernel` does, of terms in their own order, as tiles of the left operand."""
+    place, clear = place_kernel(False, unit), store("int64", "int64")
+
+    @kernel
+    def pack(x: int, column_step: int, term_step: int, columns: int, terms: int, out: int) -> None:
+        for low in range(0, terms, STEP_TERMS):
+            tile, some = out + low // STEP_TERMS * TILE_BYTES, min(STEP_TERMS, terms - low)
+            if columns < TILE_ROWS or some < STEP_TERMS:
+                for i in range(TILE_BYTES // 8):
+                    clear(tile, i, 0)
+            place(x + low * term_step, column_step, term_step, columns, some, tile)
+
+    return pack
+
+
 @kernel
 def check_share(at: int, number: int) -> None:
     """Refuse an x that tiles would lose something of: they take subnormal numbers for zeros."""
@@ -120,14 +149,34 @@ def check_share(at: int, number: int) -> None:
         _put(job.refused, 0, 1)
 
 
-@functools.cache
-def groups_kernel() -> Kernel:
-    """Return what multiplies 32 rows by all columns in a stretch, and stores them behind the last.
+class Ahead(NamedTuple):
+    """What is decoded while tiles multiply: the arguments of `Job.decode`, all rows or some."""
 
-    ``f(registers, a, b, panel, count, width, sums, sums_step, first, C, C_column, C_step, m, n,
-    unpack)``: `count` tiles of 32 terms from `a` and `b` on, panels `panel` bytes apart; sums of
-    `width` groups of 32 columns lie `sums_step` bytes apart and begin at zero in the `first`
-    stretch. C: m x n elements from there on; unpack: address of what stores a group, else 0.
+    decode: int
+    product: int
+    row: int
+    rows: int
+    padded: int
+    first: int
+    blocks: int
+    out: int
+    low: int
+    high: int
+
+
+_NOTHING = (0,) * len(Ahead._fields)
+
+
+@functools.cache
+def groups_kernel(across: bool) -> Kernel:
+    """Return what multiplies a block by all columns of x in a stretch, and stores them if last.
+
+    ``f(registers, a, b, panel, count, width, sums, sums_step, first, ahead, C, C_column, C_step, m,
+    n, unpack)``: `count` tiles of 32 terms from `a`, decoded, and `b`, packed x, on; panels `panel`
+    bytes apart; sums of `width` groups of 32 columns lie `sums_step` bytes apart and begin at zero
+    in the `first` stretch. C: m x n elements from there on; unpack: address of what stores a group,
+    else 0. across: sums have a row for each column of x. Products of tiles take their time, so the
+    rows `ahead` are decoded in between.
     """
     start, resume, keep = (
         _tile_steps.start_sums(),
@@ -147,6 +196,7 @@ def groups_kernel() -> Kernel:
         sums: int,
         sums_step: int,
         first: bool,
+        ahead: Ahead,
         C: int,
         C_column: int,
         C_step: int,
@@ -154,6 +204,10 @@ def groups_kernel() -> Kernel:
         n: int,
         unpack: int,
     ) -> None:
+        rows = (ahead.product, ahead.row, ahead.rows, ahead.padded)
+        of_block = (*rows, ahead.first, ahead.blocks, ahead.out)
+        turns, now = 2 * width * count, ahead.low
+        each = (ahead.high - ahead.low + turns - 1) // turns * 2
         for j in range(width):
             place, right, left = sums + j * sums_step, b + 2 * j * panel, n - GROUP * j
             if first:
@@ -161,7 +215,15 @@ def groups_kernel() -> Kernel:
             else:
                 resume(registers, place)
             for step in range(count):
-                add(registers, a + step * TILE_BYTES, right + step * TILE_BYTES, panel)
+                one, other = a + step * TILE_BYTES, right + step * TILE_BYTES
+                if across:
+                    add(registers, other, one, panel)
+                else:
+                    add(registers, one, other, panel)
+                if now < ahead.high:
+                    soon = min(now + each, ahead.high)
+                    enter(ahead.decode, (*of_block, now, soon))
+                    now = soon
             keep(registers, place)
             if unpack != 0:
                 target = C + GROUP * j * C_column
@@ -181,26 +243,83 @@ def rows_kernel() -> Kernel:
         if _get(job.refused, 0) != 0:
             return
         part, begin, width = claimed(job.workspace), number * job.rows, job.padded // GROUP
-        count, sums = min(job.rows, job.m - begin), part + SUMS_BYTES + 2 * GROUP * DEPTH
-        apart = SUMS_BYTES if job.k > DEPTH else 0
+        count, room = min(job.rows, job.m - begin), 2 * GROUP * DEPTH
+        left, sums = part + SUMS_BYTES, part + SUMS_BYTES + 2 * room
+        apart, now = SUMS_BYTES if job.k > DEPTH else 0, 0
         configure()
         for low in range(0, job.k, DEPTH):
             blocks = (min(DEPTH, job.k - low) + job.block - 1) // job.block
             terms, unpack = blocks * job.block, job.unpack if low + DEPTH >= job.k else 0
             right, panel = job.packed + 2 * low * job.padded, 2 * TILE_ROWS * terms
             for top in range(0, count, GROUP):
-                row, some = begin + top, min(GROUP, count - top)
-                left, place = part + SUMS_BYTES, sums + top // GROUP * width * apart
-                asked = (job.product, row, some, GROUP, low // job.block, blocks, left)
-                enter(job.decode, asked)
-                operands = (part, left, right, panel, terms // STEP_TERMS, width)
-                result = (job.C_column, job.C_step, some, job.n, unpack)
-                C = job.C + row * job.C_row
-                enter(job.multiply, (*operands, place, apart, int(low == 0), C, *result))
+                row, some, first = begin + top, min(GROUP, count - top), low // job.block
+                here, there = left + now * room, left + (1 - now) * room
+                now = 1 - now
+                if low == 0 and top == 0:
+                    whole = (row, some, GROUP, first, blocks, here, 0, GROUP)
+                    enter(job.decode, (job.product, *whole))
+                to, next_blocks = row + GROUP, blocks
+                if top + GROUP >= count:
+                    to, first = begin, first + blocks
+                    next_blocks = (min(DEPTH, job.k - low - DEPTH) + job.block - 1) // job.block
+                rows = min(GROUP, begin + count - to)
+                last = GROUP if next_blocks > 0 else 0
+                ahead = (to, rows, GROUP, first, next_blocks, there, 0, last)
+                operands = (part, here, right, panel, terms // STEP_TERMS, width)
+                place, C = sums + top // GROUP * width * apart, job.C + row * job.C_row
+                rest = (C, job.C_column, job.C_step, some, job.n, unpack)
+                numbers = (*operands, place, apart, int(low == 0), job.decode, job.product)
+                enter(job.multiply, (*numbers, *ahead, *rest))
         forget()
         release(job.workspace, part)
 
     return rows_share
+
+
+@functools.cache
+def columns_kernel(bits: int) -> Kernel:
+    """Return ``f(words, number)``: some columns of the product across the stored rows."""
+    configure, forget, order = amx.configured(*SHAPES), amx.released(), in_columns(bits)
+    chunk, together = block_columns(bits), TILE_ROWS // codes_per_lane(bits)
+    line, each = 4 * chunk, CHUNK_COLUMNS // chunk
+
+    @kernel
+    def columns_share(at: int, number: int) -> None:
+        job = _load(at)
+        if _get(job.refused, 0) != 0:
+            return
+        part, begin, width = claimed(job.workspace), number * job.rows, job.padded // GROUP
+        count, decoded = min(job.rows, job.m - begin), part + SUMS_BYTES
+        ordered = decoded + 2 * CHUNK_COLUMNS * DEPTH
+        sums, apart = ordered + GROUP * line, width * SUMS_BYTES
+        every = (job.m + chunk - 1) // chunk
+        configure()
+        for low in range(0, job.k, DEPTH):
+            some = min(DEPTH, job.k - low)
+            terms = (some + STEP_TERMS - 1) // STEP_TERMS * STEP_TERMS
+            right, panel = job.packed + 2 * low * job.padded, 2 * TILE_ROWS * terms
+            for left in range(0, count, CHUNK_COLUMNS):
+                block = (begin + left) // chunk
+                blocks = min(each, every - block)
+                asked = (job.product, low, some, terms, block, blocks, decoded, 0, terms)
+                enter(job.decode, asked)
+                for group in range(blocks * (chunk // GROUP)):
+                    place = sums + (left // GROUP + group) * apart
+                    operands = (part, decoded + 2 * group * panel, right, panel)
+                    sizes = (terms // STEP_TERMS, width, place, SUMS_BYTES, int(low == 0))
+                    enter(job.multiply, (*operands, *sizes, *_NOTHING, 0, 0, 0, 0, 0, 0))
+        forget()
+        for left in range(0, count, chunk):
+            for j in range(width):
+                place, some = sums + left // GROUP * apart + j * SUMS_BYTES, job.n - GROUP * j
+                for row in range(0, GROUP, together):
+                    order(place + 4 * SUMS_PITCH * row, apart, ordered + line * row)
+                target = job.C + (begin + left) * job.C_row + GROUP * j * job.C_column
+                extent = (min(GROUP, some), min(chunk, count - left))
+                call_c(job.unpack, (ordered, chunk, target, job.C_step, *extent))
+        release(job.workspace, part)
+
+    return columns_share
 
 
 def least_exponent(parts: Stored) -> int:
@@ -220,13 +339,21 @@ def least_exponent(parts: Stored) -> int:
     return max(0, 126 + int(np.frexp(least)[1]))
 
 
-def _products(parts: Stored) -> Callable[..., Steps]:
+def _products(across: bool, parts: Stored) -> Callable[..., Steps]:
     """Return what makes the products of a matrix, the last ones kept."""
-    exponent = least_exponent(parts)
-    return per_team(functools.partial(_steps, parts.m, kept_of(parts, 0), exponent))
+    kept = kept_of(parts, 0)
+    if across:
+        kind = kind_of(parts, lifted=parts.kept(lifted_zeros) is not None)
+        kept = kept._replace(decode=pairs_kernel(kind).address(9))
+    m, exponent = parts.n if across else parts.m, least_exponent(parts)
+    return per_team(functools.partial(_steps, across, m, kept, exponent))
+
+
+_along, _across = (functools.partial(_products, across) for across in (False, True))
 
 
 def _steps(
+    across: bool,
     m: int,
     ready: Kept,
     exponent: int,
@@ -237,19 +364,26 @@ def _steps(
     rows: int,
 ) -> Steps:
     """Return the product with n columns; see `products`."""
-    (k, n), (of_B, of_C), block = sizes, strides, block_columns(ready.bits)
+    (k, n), (of_B, of_C), chunk = sizes, strides, block_columns(ready.bits)
     padded, threads = -(-n // GROUP) * GROUP, thread_count()
+    # Terms are padded to a `block`, shares of the rows of the product begin at a `piece`.
+    block, piece = (STEP_TERMS, CHUNK_COLUMNS) if across else (chunk, GROUP)
     wanted = -(-m // (_SHARES_PER_THREAD * threads)) if threads > 1 else m
-    rows = min(rows, -(-wanted // GROUP) * GROUP)
-    turned = n > 1 and of_C[1] != ITEMSIZE[dtypes[1]]
+    rows = -(-min(rows, wanted) // piece) * piece
+    item, axis = ITEMSIZE[dtypes[1]], 0 if across else 1  # of C, along which lines of sums lie
+    turned = (m, n)[axis] > 1 and of_C[axis] != item
     unpack = turn_kernel(dtypes[1]) if turned else unpack_kernel(dtypes[1], "float32")
     packed_bytes = 2 * padded * -(-k // block) * block
     slots = -(-k // DEPTH) * (padded // TILE_ROWS)
-    groups = rows // GROUP * (padded // GROUP) if k > DEPTH else 1
+    groups, room = rows // GROUP * (padded // GROUP) if k > DEPTH else 1, 4 * GROUP * DEPTH
+    if across:
+        groups = rows // GROUP * (padded // GROUP)
+        room = 2 * CHUNK_COLUMNS * DEPTH + 4 * chunk * GROUP
+    pack = lines_kernel(unit) if across else pack_kernel(ready.bits, unit)
     words = Job(
         decode=ready.decode,
-        multiply=groups_kernel().entry(*[int] * 15),
-        pack=pack_kernel(ready.bits, unit).address(6),
+        multiply=groups_kernel(across).entry(*[int] * 9, Ahead, *[int] * 6),
+        pack=pack.address(6),
         unpack=unpack.address(6),
         product=address(ready.product),
         B=X,
@@ -261,7 +395,7 @@ def _steps(
         C=Y,
         C_row=of_C[0],
         C_column=of_C[1],
-        C_step=of_C[1] if turned else of_C[0],
+        C_step=of_C[axis if turned else 1 - axis],
         m=m,
         n=n,
         k=k,
@@ -269,12 +403,13 @@ def _steps(
         padded=padded,
         rows=rows,
         exponent=exponent,
-        workspace=workspace(2 * GROUP * DEPTH + (1 + groups) * SUMS_BYTES),
+        workspace=workspace(room + (1 + groups) * SUMS_BYTES),
     )
+    share = columns_kernel(ready.bits) if across else rows_kernel()
     tasks = [
         Step(pack_share.address(2), slots),
         Step(check_share.address(2), 1, alone=True),
-        Step(rows_kernel().address(2), -(-m // rows)),
+        Step(share.address(2), -(-m // rows)),
     ]
     return Steps(tasks, words, buffer_bytes=packed_bytes + EXTREMES_BYTES * slots, kept=ready)
 
@@ -282,4 +417,10 @@ def _steps(
 def bind(problem: Problem, params: Params) -> Run:
     """Return ``run(A, B, C)``; what tiles would lose something of goes to float32 registers."""
     missing_tiles("bf16")  # the system has to be asked, whoever binds
-    return products.by_columns(problem, params, _products, MOST_COLUMNS, products.bind)
+    across = problem.quant is not None and problem.quant.transposed
+    make, otherwise = (_across, _by_blas) if across else (_along, products.bind)
+    return products.by_columns(problem, params, make, MOST_COLUMNS, otherwise)
+
+
+def _by_blas(problem: Problem, params: Params) -> Run:
+    return bind_blas(problem, {"block_bytes": 4 << 20})
