@@ -1,12 +1,15 @@
-"""One layer of a mixture of experts with random weights: bfloat16 and int4 here, and PyTorch.
+"""One layer of a mixture of experts with random weights: bfloat16 and int4 here, and others.
 
-``python examples/experts_layer.py [mixtral|qwen [tokens ...]]`` routes tokens to their experts,
-sorts them by expert on the device, and multiplies by `gemmule.grouped_matmul`; nothing waits for
-the host in between, so a CUDA graph captures the whole layer. On a CPU the layer is a small one.
+``python examples/experts_layer.py [mixtral|qwen [tokens ...]]`` routes tokens to their experts and
+multiplies. `gemmule.grouped_matmul` takes the experts' numbers as the router gives them, applies
+the gate and adds up what a token's experts give; for the others tokens are sorted first. Nothing
+waits for the host but the loop, so a CUDA graph captures the layer. On a CPU the layer is a small
+one.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import sys
 import time
@@ -16,14 +19,15 @@ from typing import Any
 import torch
 
 import gemmule as gm
+import gemmule.torch as gt
 
 # Experts, experts a token, width of the model, width of an expert.
 LAYERS = {"mixtral": (8, 2, 4096, 14336), "qwen": (128, 8, 2048, 768), "small": (16, 4, 256, 128)}
 TOKENS = (1, 16, 256, 4096)
-Product = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
+Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Experts(torch.nn.Module):
+class Layer(torch.nn.Module):
     """A router and its experts' matrices, (experts, n, k) as torch.nn.Linear would keep them."""
 
     def __init__(self, kind: str, device: str, dtype: torch.dtype) -> None:
@@ -34,27 +38,74 @@ class Experts(torch.nn.Module):
         self.gate_up = torch.randn(count, 2 * width, model, **of) * model**-0.5
         self.down = torch.randn(count, model, width, **of) * width**-0.5
 
-    def forward(self, x: torch.Tensor, product: Product, weights: tuple[Any, Any]) -> torch.Tensor:
-        """Return the layer's output for tokens (count, model)."""
+    @property
+    def matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both projections as (experts, k, n), where they lie."""
+        return self.gate_up.mT, self.down.mT
+
+    def forward(self, x: torch.Tensor, way: Way) -> torch.Tensor:
+        """Return the layer's output for tokens (count, model); `way` computes the experts."""
         share, expert = torch.topk(torch.softmax(self.router(x).float(), -1), self.best)
-        share = share / share.sum(-1, keepdim=True)
-        order = torch.argsort(expert.flatten(), stable=True)  # places of (token, expert) by expert
-        token = order // self.best
-        numbers = torch.arange(1, self.router.out_features + 1, device=x.device)
-        ends = torch.searchsorted(expert.flatten()[order], numbers).int()
-        gate, up = product(x[token], weights[0], ends).chunk(2, -1)
-        found = product(torch.nn.functional.silu(gate) * up, weights[1], ends)
+        return way(x, expert, share / share.sum(-1, keepdim=True))
+
+
+def by_indices(gate_up: Any, down: Any) -> Way:
+    """Return the experts of two products that take the router's numbers; the other ways sort."""
+
+    def experts(x: torch.Tensor, expert: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        hidden = gm.grouped_matmul(x, gate_up, indices=expert, epilogue="silu_gate")
+        found: torch.Tensor = gm.grouped_matmul(hidden, down, indices=expert, weights=share)
+        return found
+
+    return experts
+
+
+def by_sorting(product: Callable[..., torch.Tensor], gate_up: Any, down: Any) -> Way:
+    """Return the experts by a product of rows that are sorted by expert, and what that takes."""
+
+    def experts(x: torch.Tensor, expert: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        numbers, order = torch.sort(expert.flatten(), stable=True)
+        token = order // expert.shape[1]
+        every = torch.arange(len(gate_up), device=x.device)
+        ends = torch.searchsorted(numbers, every, right=True, out_int32=True)
+        gate, up = product(x[token], gate_up, ends).chunk(2, -1)
+        found = product(torch.nn.functional.silu(gate) * up, down, ends)
         found = found * share.flatten()[order, None].to(found.dtype)
         return torch.zeros_like(x).index_add_(0, token, found)
+
+    return experts
 
 
 def looped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Multiply expert by expert, which the host has to know the ends for."""
     parts, begin = [], 0
     for expert, end in enumerate(ends.tolist()):
-        parts.append(x[begin:end] @ weights[expert])
+        if end > begin:
+            parts.append(x[begin:end] @ weights[expert])
         begin = end
     return torch.cat(parts)
+
+
+def ways_of(layer: Layer) -> dict[str, tuple[Way, bool]]:
+    """Return who computes a layer's experts, and whether a graph captures that."""
+    matrices = layer.matrices
+    codes = (
+        gm.quantize_experts(w, bits=4, group_size=64, symmetric=True, scale_dtype="float16")
+        for w in matrices
+    )
+    ways: dict[str, tuple[Way, bool]] = {
+        "gemmule": (by_indices(*matrices), True),
+        "gemmule int4": (gt.QuantExperts(*codes), True),
+        "loop": (by_sorting(looped, *matrices), False),
+    }
+    if layer.gate_up.is_cuda:
+        product = lambda x, w, ends: torch._grouped_mm(x, w, offs=ends)  # noqa: E731
+        ways["torch._grouped_mm"] = by_sorting(product, *matrices), True
+        if importlib.util.find_spec("triton") is not None:
+            from gemmule_lab.peers import triton_kernels  # a plain kernel, for comparison
+
+            ways["Triton"] = by_sorting(triton_kernels.grouped, *matrices), True
+    return ways
 
 
 def seconds(run: Callable[[], Any], captured: bool) -> float:
@@ -82,22 +133,14 @@ def main(kind: str, counts: list[int]) -> None:
     """Print a line for each number of tokens and each way to multiply."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    layer = Experts(kind, device, dtype)
-    plain = layer.gate_up.transpose(1, 2), layer.down.transpose(1, 2)
-    codes = tuple(gm.quantize_experts(w, bits=4, group_size=64, symmetric=True) for w in plain)
-    ways: dict[str, tuple[Product, tuple[Any, Any], bool]] = {
-        "gemmule": (gm.grouped_matmul, plain, True),
-        "gemmule int4": (gm.grouped_matmul, (codes[0], codes[1]), True),
-        "loop": (looped, plain, False),
-    }
-    if device == "cuda":
-        ways["torch._grouped_mm"] = (lambda x, w, e: torch._grouped_mm(x, w, offs=e), plain, True)
+    layer = Layer(kind, device, dtype)
+    ways = ways_of(layer)
     for count in counts:
         x = torch.randn(count, layer.router.in_features, device=device, dtype=dtype)
-        wanted = layer(x, looped, plain).float()
-        for name, (product, weights, captured) in ways.items():
-            off = (layer(x, product, weights).float() - wanted).norm() / wanted.norm()
-            took = seconds(lambda p=product, w=weights, x=x: layer(x, p, w), captured)
+        wanted = layer(x, ways["loop"][0]).float()
+        for name, (way, captured) in ways.items():
+            off = (layer(x, way).float() - wanted).norm() / wanted.norm()
+            took = seconds(lambda way=way, x=x: layer(x, way), captured)
             print(f"{count:5} tokens  {name:18} {took * 1e6:9.0f} us  {off:.1%} off the loop")
 
 

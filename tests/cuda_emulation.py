@@ -66,7 +66,7 @@ class Emulator:
         if tail is not None:
             packed += raw_launch.tail_of(scales, tail)
         shapes = tensor_maps.declared(steps, problem, packed)
-        where = launch_args.addresses(packed, 4 if shapes else 0)
+        where = launch_args.operands(packed, coded=problem.quant is not None) if shapes else ()
         maps = [encoded(where[shape.word] + shape.offset, shape) for shape in shapes]
         kernels = [step.kernel for step in steps]
         if scales is not None:

@@ -68,6 +68,8 @@ def rank_of(rank: int, port: int) -> None:
     rng = random.Random(7)
     for _ in range(CASES):
         random_product(rng, rng.choice(meshes))
+    for mesh in meshes:
+        grouped(mesh)
     lines = [meshes[0], square["down"], square["across"]]
     quiet_shards(meshes[0])
     sums_of_parts(meshes[0])
@@ -79,6 +81,62 @@ def rank_of(rank: int, port: int) -> None:
     told_by_all(rank)
     measured(rank)
     dist.destroy_process_group()
+
+
+# Where A and W lie on each axis of a mesh, and whether the product itself sends nothing.
+SPREAD: list[tuple[Any, Any, bool]] = [
+    ((Replicate(),), (Shard(0),), True),
+    ((Shard(0),), (Replicate(),), True),
+    ((Replicate(),), (Shard(2),), True),
+    ((Shard(1),), (Shard(1),), True),
+    ((Shard(1),), (Replicate(),), True),
+    ((Shard(0),), (Shard(0),), False),
+    ((Replicate(), Shard(0)), (Shard(0), Replicate()), True),
+    ((Replicate(), Replicate()), (Shard(0), Shard(2)), True),
+    ((Replicate(), Replicate()), (Shard(0), Shard(0)), True),
+]
+
+
+def grouped(mesh: Any) -> None:
+    """Experts that are shared out unevenly, so that a process may have none, and gradients."""
+    for experts, tokens in ((6, 11), (3, 5), (5, 0)):
+        ends = torch.randint(0, tokens + 1, (experts,), generator=torch.Generator().manual_seed(4))
+        ends = ends.sort().values.int()
+        indices = (torch.arange(2 * tokens) * 5 % (experts + 1)).view(tokens, 2)
+        weights = sample((tokens, 2), 3)
+        around = {"indices": indices, "weights": weights}
+        ways = [((ends,), {}), ((), around), ((), {"indices": indices, "epilogue": "silu_gate"})]
+        for left, right, quiet in SPREAD:
+            if len(left) != mesh.ndim:
+                continue
+            for given, options in ways:
+                grouped_product(mesh, (tokens, experts), (left, right), quiet, given, options)
+
+
+def grouped_product(
+    mesh: Any, sizes: Any, places: Any, quiet: bool, given: Any, options: Any
+) -> None:
+    whole = sample((sizes[0], 8), 1), sample((sizes[1], 8, 6), 2)
+    shares = [options["weights"]] if "weights" in options else []
+    places = *places, *([(Replicate(),) * mesh.ndim] if shares else [])
+    plain = [one.clone().requires_grad_() for one in (*whole, *shares)]
+    spread = [
+        distribute_tensor(one, mesh, place).requires_grad_()
+        for one, place in zip((*whole, *shares), places, strict=True)
+    ]
+    products = []
+    with messages_sent() as sent:
+        for a, w, *weights in (spread, plain):
+            around = options | ({"weights": weights[0]} if weights else {})
+            products.append(gm.grouped_matmul(a, w, *given, **around))
+    found, wanted = products
+    assert sent.get_total_counts() == 0 or not quiet or options, places
+    torch.testing.assert_close(found.full_tensor(), wanted)
+    grad = sample(wanted.shape, 5)
+    wanted.backward(grad)
+    found.full_tensor().backward(grad)
+    for one, other in zip(spread, plain, strict=True):
+        torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
 def quiet_product(op: str, left: Any, right: Any, wanted: Any, mesh: Any) -> None:

@@ -14,7 +14,7 @@ LAYERS = (
     ("dispatch", "tuning"),
     ("plan",),
     ("outofcore", "sharded", "grouped", "scaled"),
-    ("general", "typing"),
+    ("general", "typing", "routed"),
     ("frameworks",),
     ("lookup", "options"),
     ("api",),

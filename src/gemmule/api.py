@@ -12,6 +12,7 @@ from gemmule.arrays import transfer
 from gemmule.arrays.interop import unwrap, unwrap_all
 from gemmule.core import scalars
 from gemmule.core.canonical import DEFAULT, NAMES, Options, canonical
+from gemmule.core.grouped import Routing
 from gemmule.core.operand import deciding, multiply_by
 from gemmule.core.problem import HALVES
 from gemmule.core.words import Op
@@ -179,30 +180,39 @@ def matmul(A: Any, B: Any, /, **keywords: Unpack[Scaled]) -> Any:
 
 @overload
 def grouped_matmul(
-    A: Host, W: Host | QuantizedStack, offsets: Host, /, **options: Unpack[Grouped]
+    A: Host, W: Host | QuantizedStack, offsets: Host | None = None, /, **options: Unpack[Grouped]
 ) -> Host: ...
 @overload
-def grouped_matmul(A: Any, W: Any, offsets: Any, /, **options: Unpack[Grouped]) -> Any: ...
+def grouped_matmul(A: Any, W: Any, offsets: Any = None, /, **options: Unpack[Grouped]) -> Any: ...
 @shows(Grouped)
-def grouped_matmul(A: Any, W: Any, offsets: Any, /, **keywords: Unpack[Grouped]) -> Any:
-    """Multiply rows of A, sorted by expert, each with its expert's matrix.
+def grouped_matmul(A: Any, W: Any, offsets: Any = None, /, **keywords: Unpack[Grouped]) -> Any:
+    """Multiply rows of A each with its expert's matrix: sorted by expert, or found by indices.
 
     Parameters
     ----------
-    A : array (tokens, k): first the rows of expert 0, then those of expert 1, and so on.
+    A : array (tokens, k): first the rows of expert 0, then those of expert 1, and so on. With
+        `indices` in any order, or (tokens, top_k, k), a row of its own for each slot.
     W : array (experts, k, n) of A's dtype: float64, float32, float16 or bfloat16, any strides, used
         where it lies; weights kept as (experts, n, k) are passed transposed. Or a `QuantizedStack`.
     offsets : int32 array (experts,), contiguous, where A is: the row of A at which each expert's
         rows end, as `torch.nn.functional.grouped_mm` has them. Experts may have no rows.
-    out : array (tokens, n) of exactly the result's dtype that overlaps no input; returned.
+    indices : int32 or int64 array (tokens, top_k), contiguous, in the place of offsets: the experts
+        of each token, one a slot. One that is none of 0 to experts - 1 names no expert.
+    weights : array (tokens, top_k) of any float dtype, contiguous, beside indices: what the slots'
+        products are multiplied with before those of a token are added up.
+    epilogue : ``"silu_gate"``: W's columns are gates, then as many ups, and the result has n / 2
+        columns, ``silu(gate) * up``.
+    out : array of exactly the result's shape and dtype that overlaps no input; returned.
     out_dtype : dtype name of the result; by default A's.
     rung, params : take this rung of the ladder, with these parameter values.
 
     Returns
     -------
-    array (tokens, n) of the library and device of the operands: row i is ``A[i] @ W[e]`` for the
-    expert e whose rows hold i. Rows behind the last end are not written: in a fresh result on a
-    GPU they hold anything, on the host zeros.
+    array of the library and device of the operands. By offsets (tokens, n): row i is
+    ``A[i] @ W[e]`` for the expert e whose rows hold i; rows behind the last end are not written: in
+    a fresh result on a GPU they hold anything, on the host zeros. By indices (tokens, top_k, n):
+    row (t, j) is ``A[t] @ W[indices[t, j]]``, zeros where that names no expert; with weights
+    (tokens, n), their sum over j.
 
     Raises
     ------
@@ -210,11 +220,12 @@ def grouped_matmul(A: Any, W: Any, offsets: Any, /, **keywords: Unpack[Grouped])
     at most `tokens`; TypeError for dtypes and for operands of different libraries or devices;
     DeviceError and CompileError for the GPU and its toolchain.
 
-    Promised: every element is within the rung's derived componentwise bound of the exact product;
-    on a GPU offsets are read by the kernel alone, so nothing waits for them, and a graph that was
-    captured takes others; matrices of experts without rows are not read. Not promised: anything of
-    the result's rows where a GPU is given offsets that do not rise, but nothing else is read or
-    written then.
+    Promised: every element is within the rung's derived componentwise bound of the exact product,
+    carried through gate and weights, which take sums in float32 (float64) before anything is
+    rounded; the same bits in every run; on a GPU offsets and indices are read by kernels alone, so
+    nothing waits for them, and a graph that was captured takes others; matrices of experts without
+    rows are not read. Not promised: anything of the result's rows where a GPU is given offsets that
+    do not rise, but nothing else is read or written then.
 
     >>> import numpy as np, gemmule as gm
     >>> W = np.stack([np.eye(2), 10 * np.eye(2), 100 * np.eye(2)])
@@ -222,8 +233,11 @@ def grouped_matmul(A: Any, W: Any, offsets: Any, /, **keywords: Unpack[Grouped])
     array([[  1.,   1.],
            [100., 100.],
            [100., 100.]])
+    >>> experts, shares = np.array([[0, 2]]), np.array([[0.5, 0.25]])
+    >>> gm.grouped_matmul(np.ones((1, 2)), W, indices=experts, weights=shares)
+    array([[25.5, 25.5]])
     """
-    if not keywords:
+    if not keywords and offsets is not None:
         return multiply_grouped(A, W, offsets, None, DEFAULT)
     unknown = keywords.keys() - Grouped.__annotations__.keys()
     if unknown:
@@ -231,8 +245,14 @@ def grouped_matmul(A: Any, W: Any, offsets: Any, /, **keywords: Unpack[Grouped])
             f"grouped_matmul() got an unexpected keyword argument {min(unknown)!r}; its options "
             f"are {', '.join(Grouped.__annotations__)}."
         )
+    around = (
+        keywords.pop("indices", None),
+        keywords.pop("weights", None),
+        keywords.pop("epilogue", None),
+    )
     out, options, _ = split("grouped_matmul", keywords)
-    return multiply_grouped(A, W, offsets, out, options)
+    plain = offsets is not None and all(one is None for one in around)
+    return multiply_grouped(A, W, offsets, out, options, None if plain else Routing(*around))
 
 
 @overload

@@ -128,7 +128,8 @@ def _in_words(choice: Choice) -> str:
 
 def _rounds_weights(problem: Problem, arithmetic: Arithmetic) -> bool:
     """Tell whether codes beside halves become halves, each weight rounded once."""
-    return problem.quant is not None and arithmetic.inputs == problem.b in HALVES
+    beside = problem.a if problem.op == "grouped" else problem.b
+    return problem.quant is not None and arithmetic.inputs == beside in HALVES
 
 
 def _sums_float8(problem: Problem, arithmetic: Arithmetic) -> bool:
@@ -151,7 +152,8 @@ def eligible(rung: Rung, problem: Problem) -> bool:
     if _sums_float8(problem, arithmetic):
         return problem.precision != "ieee"
     if _rounds_weights(problem, arithmetic):
-        return problem.n > EXACT_COLUMNS and not problem.quant.exact  # type: ignore[union-attr]
+        tokens = problem.n if problem.op != "grouped" else problem.m // max(problem.batch, 1)
+        return tokens > EXACT_COLUMNS and not problem.quant.exact  # type: ignore[union-attr]
     return arithmetic.at_least_float32
 
 

@@ -30,7 +30,7 @@ from gemmule.choose import choose
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import DEFAULT, Options
 from gemmule.core.choice import Choice
-from gemmule.core.grouped import NAMES, grouped
+from gemmule.core.grouped import grouped
 from gemmule.core.operand import Form, Operand, deciding
 from gemmule.core.rung import CpuRung
 from gemmule.plan import Plan, resolve
@@ -92,21 +92,25 @@ Operands = tuple[Operand, Operand, Operand, Operand | None]
 
 def unwrap_grouped(a: Any, w: Any, offsets: Any, out: Any) -> Operands:
     """Unwrap the operands, and check that they share a library and a device."""
-    left, right, ends = (
-        unwrap(one, name) for one, name in zip((a, w, offsets), NAMES, strict=True)
-    )
+    left, right, ends = unwrap(a, "A"), unwrap_weights(w), unwrap(offsets, "offsets")
     check_same_kind(left, right, ("A", "W"))
-    if right.form.quant is not None and not isinstance(right.array, QuantizedStack):
-        raise TypeError(
-            "W is a QuantizedMatrix; of experts it must be a stack: gemmule.quantize_experts(W), "
-            "or gemmule.QuantizedStack.from_matrix(Q, experts)."
-        )
     check_same_kind(left, ends, ("A", "offsets"))
     if out is None:
         return left, right, ends, None
     result = unwrap(out, "out")
     check_same_kind(left, result, ("A", "out"))
     return left, right, ends, result
+
+
+def unwrap_weights(w: Any) -> Operand:
+    """Unwrap the experts' matrices; TypeError for codes that are no stack."""
+    right = unwrap(w, "W")
+    if right.form.quant is not None and not isinstance(right.array, QuantizedStack):
+        raise TypeError(
+            "W is a QuantizedMatrix; of experts it must be a stack: gemmule.quantize_experts(W), "
+            "or gemmule.QuantizedStack.from_matrix(Q, experts)."
+        )
+    return right
 
 
 def grouped_product(a: Any, w: Any, offsets: Any, out: Any, options: Options) -> Any:

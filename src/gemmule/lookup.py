@@ -14,11 +14,12 @@ import numpy as np
 
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import DEFAULT, Options
+from gemmule.core.grouped import Routing
 from gemmule.dispatch import host
 from gemmule.general import compiled, product, untraced
-from gemmule.grouped import grouped_product
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.routed import routed_product
 from gemmule.scaled import scaled_product
 from gemmule.settings import default_device
 
@@ -72,18 +73,24 @@ def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
     return product(op, a, b, out, options, device)
 
 
-def multiply_grouped(a: Any, w: Any, offsets: Any, out: Any, options: Options) -> Any:
+def multiply_grouped(
+    a: Any, w: Any, offsets: Any, out: Any, options: Options, routing: Routing | None = None
+) -> Any:
     """Return the grouped product of the user's operands, by the operator where PyTorch asks it."""
+    given = a, w, offsets, out, options, routing
     if "torch" in sys.modules:
         from gemmule.dispatch.tracked import wanted  # only where PyTorch is
 
-        if wanted(a, w):
+        if wanted(a, w) or (routing is not None and wanted(routing.weights, None)):
             from gemmule.frameworks import grouped as operator
 
-            return operator.through(a, w, offsets, out, options)
-    if compiled():
-        return untraced(grouped_product, a, w, offsets, out, options)
-    return grouped_product(a, w, offsets, out, options)
+            return operator.through(*given)
+    if "jax" in sys.modules:
+        from gemmule.frameworks import jax_grouped  # only where JAX is
+
+        if jax_grouped.wanted(a, w, offsets, routing):
+            return jax_grouped.through(*given)
+    return untraced(routed_product, *given) if compiled() else routed_product(*given)
 
 
 def multiply_scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, options: Options) -> Any:

@@ -81,6 +81,9 @@ class Same(Ways, total=False):
 class Grouped(TypedDict, total=False):
     """The options of a grouped product."""
 
+    indices: Any
+    weights: Any
+    epilogue: str | None
     out: Any
     out_dtype: Any
     rung: str | None

@@ -12,7 +12,7 @@ import pytest
 
 from gemmule.choose import eligible
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
-from gemmule.core.registry import all_rungs
+from gemmule.core.registry import all_rungs, rung_in
 from gemmule.core.words import Bits
 from gemmule.oracle.problems import make_problem
 from proofs import proofs
@@ -127,3 +127,14 @@ def test_codes_that_lie_as_rows_have_a_fast_rung(
     spec = QuantSpec(bits, group, True, "row", "float32", False)
     types = (f"uint{bits}", "float16", "float16")
     assert chosen(make_problem("matvec", 4096, n, 1, types, quant=spec))[0] == rung
+
+
+def test_codes_of_experts_become_halves_for_many_tokens_of_each_only() -> None:
+    rung = rung_in("grouped", "cuda", "wgmma_codes")
+    spec = QuantSpec(4, 64, False, "row", "float16", False)
+    about: dict[str, Any] = {"a": "bfloat16", "b": "uint4", "out": "float32", "quant": spec}
+    about["batch"] = 8
+    assert eligible(rung, Problem("grouped", 8 * 17, 512, 512, **about))
+    assert not eligible(rung, Problem("grouped", 8 * 16, 512, 512, **about))
+    about["quant"] = replace(spec, exact=True)
+    assert not eligible(rung, Problem("grouped", 8 * 17, 512, 512, **about))

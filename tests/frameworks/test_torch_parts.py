@@ -22,6 +22,7 @@ from gemmule.backends.cuda.device_array import DeviceArray  # noqa: E402
 from gemmule.dispatch.torch_repeats import REPEATS  # noqa: E402
 from gemmule.quant.layouts import get_layout  # noqa: E402
 from gemmule.torch import parts  # noqa: E402
+from gemmule.torch.experts import QuantStack  # noqa: E402
 from gemmule.torch.linear import QuantLinear, quantize_  # noqa: E402
 from gemmule.torch.quantized_linear import again  # noqa: E402
 
@@ -141,6 +142,28 @@ def test_a_layer_holds_what_kernels_read_and_gives_back_what_it_was_given(
     applied(layer, gpu.leave)
     same(parts_of(layer), canonical)
     assert not any(gpu.has(part) for part in parts_of(layer) if part is not None)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_stack_lies_by_rows_on_a_gpu_too_and_an_expert_is_a_part_of_it(
+    bits: int, gpu: Gpu
+) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(3, 64, 48)
+    layer = QuantStack.from_weight(weight, bits=bits, group_size=32)
+    canonical, floats = held(layer), layer.stack.dequantize()
+    applied(layer, gpu.take)
+    stack = layer.stack
+    assert (stack.matrix.layout, stack.device) == ("row", "cuda:0")
+    assert stack.matrix.codes.pointer == layer.codes.data_ptr()
+    for expert in (0, 2, -1):
+        own = stack[expert]
+        assert own.codes.pointer == layer.codes[expert % 3 * 48].data_ptr()
+        np.testing.assert_array_equal(own.dequantize().to_host(), floats[expert])
+    whole = stack.dequantize()
+    assert (whole.shape, whole.strides) == ((3, 64, 48), (64 * 48, 1, 64))
+    np.testing.assert_array_equal(whole.mT.to_host(), floats.swapaxes(1, 2))
+    same(parts_of(layer), canonical)
 
 
 def test_no_matrix_has_codes_of_one_shape_in_two_orders() -> None:

@@ -34,6 +34,23 @@ MODELS: dict[str, tuple[Any, Any]] = {
         tf.MixtralForCausalLM,
         tf.MixtralConfig(**_DECODER, num_local_experts=4, num_experts_per_tok=2),
     ),
+    "qwen2moe": (
+        tf.Qwen2MoeForCausalLM,
+        tf.Qwen2MoeConfig(
+            **_DECODER, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
+            shared_expert_intermediate_size=64,
+        ),
+    ),
+    "qwen3moe": (
+        tf.Qwen3MoeForCausalLM,
+        tf.Qwen3MoeConfig(
+            **_DECODER, head_dim=16, num_experts=8, num_experts_per_tok=4, moe_intermediate_size=32
+        ),
+    ),
+    "gptoss": (
+        tf.GptOssForCausalLM,
+        tf.GptOssConfig(**_DECODER, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    ),
     "gpt2": (
         tf.GPT2LMHeadModel,
         tf.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=128, n_positions=64),
@@ -61,6 +78,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
         ),
     ),
 }  # fmt: skip
+EXPERTS = ("mixtral", "qwen2moe", "qwen3moe", "gptoss")
 GENERATING = [name for name in MODELS if name not in ("bert", "distilbert", "vit")]
 
 

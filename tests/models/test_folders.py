@@ -10,12 +10,14 @@ import architectures
 import pytest
 import torch
 
-from gemmule.torch import GemmuleConfig, QuantLinear
+from gemmule.torch import GemmuleConfig, QuantLinear, QuantStack
 from gemmule.torch.folders import quantise_folder
 from gemmule_lab.cli import run
 
+FOLDERS = ["llama", "llama_tied", "gpt2", "t5", "bert", "vit", "mixtral", "qwen3moe", "gptoss"]
 
-@pytest.mark.parametrize("name", ["llama", "llama_tied", "gpt2", "t5", "bert", "vit", "mixtral"])
+
+@pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_is_that_of_the_quantised_model(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,6 +33,8 @@ def test_a_folder_is_that_of_the_quantised_model(
     assert torch.equal(architectures.logits(here), architectures.logits(there))
     for layers in (here, there):
         assert any(isinstance(one, QuantLinear) for one in layers.modules())
+        stacks = sum(isinstance(one, QuantStack) for one in layers.modules())
+        assert stacks == (4 if name in architectures.EXPERTS else 0)
     assert (out / "tokenizer.json").read_text() == "{}"
     assert run(["quantize", str(out), str(tmp_path / "again")]) == 2
     assert "quantised already" in capsys.readouterr().err

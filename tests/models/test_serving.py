@@ -99,14 +99,24 @@ def test_exported_models_compute_the_same(tmp_path: Path) -> None:
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-6, atol=1e-6)
 
 
+def grown(what: str, folder: Path, out: Path, kind: str = "llama") -> Any:
+    """Return what a process of its own says of its memory."""
+    script = Path(__file__).with_name("memory.py")
+    command = [sys.executable, script, what, folder, out, kind]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1]) if done.stdout else None
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gptoss"])
+def test_memory_of_experts_quantised_while_loading(kind: str, tmp_path: Path) -> None:
+    """Neither joined floats of all experts nor turned ones are held beside the codes."""
+    grown("make", tmp_path / "floats", tmp_path / "codes", kind)
+    found = grown("place", tmp_path / "floats", tmp_path / "codes", kind)
+    assert found["grown"] <= 1.05 * (found["served"] + found["layer"]), found
+
+
 def test_memory_grows_by_little_more_than_what_is_served(tmp_path: Path) -> None:
     floats, codes = tmp_path / "floats", tmp_path / "codes"
-
-    def grown(what: str, folder: Path, out: Path) -> Any:
-        script = Path(__file__).with_name("memory.py")
-        command = [sys.executable, script, what, folder, out]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        return json.loads(done.stdout.splitlines()[-1]) if done.stdout else None
 
     grown("make", floats, codes)
     for what, folder in (("place", floats), ("load", codes)):

@@ -239,9 +239,9 @@ def test_nothing_is_put_into_another_module_at_import() -> None:
 WIDEST = 7
 WIDE = {
     "api": (12, "it is the door to all of them"),
-    "frameworks": (8, "operators of every kind of product"),
-    "lookup": (9, "it finds the products of every kind of operands"),
-    "lab": (16, "it measures and verifies all of them"),
+    "frameworks": (9, "operators of every kind of product"),
+    "lookup": (10, "it finds the products of every kind of operands"),
+    "lab": (17, "it measures and verifies all of them"),
     "outofcore": (9, "it plans, feeds and multiplies pieces by itself"),
     "torch": (10, "layers, operators and several GPUs"),
     "tuning": (14, "it runs whole products, judged and timed"),

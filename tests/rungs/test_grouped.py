@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import device_tensors
 import gemmule as gm
 from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
+from device_tensors import Tensor
 from emulated_driver import emulated
 from gemmule.core.problem import numpy_dtype
 from gemmule.core.registry import cuda_rungs
@@ -121,7 +123,11 @@ def test_sizes_of_zero(shape: tuple[int, int, int, int]) -> None:
         ({"A": np.ones((50, 64), np.int32)}, TypeError, "of one dtype"),
         ({"out": np.ones((50, 41), np.float32)}, ValueError, r"out has shape \(50, 41\)"),
         ({"rung": "blas"}, ValueError, "it computes matmul, not grouped"),
-        ({"precision": "tf32"}, TypeError, "its options are out, out_dtype, rung, params"),
+        (
+            {"precision": "tf32"},
+            TypeError,
+            "its options are indices, weights, epilogue, out, out_dtype, rung, params",
+        ),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], kind: type[Exception], words: str) -> None:
@@ -330,64 +336,18 @@ def test_the_struct_of_codes_says_what_the_header_says() -> None:
     assert struct.calcsize("<7Q") == 56
 
 
-class Tensor:
-    """What the fast path asks of a CUDA tensor, over an array of the emulated device."""
-
-    is_cuda = True
-
-    def __init__(self, array: Any) -> None:
-        self.array, self.dtype, self.shape = array, array.dtype, array.shape
-        self.negated = False
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        item = numpy_dtype(self.dtype).itemsize
-        steps = tuple(step * item for step in self.array.strides)
-        return {
-            "typestr": numpy_dtype(self.dtype).str,
-            "shape": self.shape,
-            "strides": steps,
-            "data": (self.array.pointer, False),
-            "version": 3,
-        }
-
-    def stride(self) -> tuple[int, ...]:
-        strides: tuple[int, ...] = self.array.strides
-        return strides
-
-    def get_device(self) -> int:
-        return 0
-
-    def data_ptr(self) -> int:
-        pointer: int = self.array.pointer
-        return pointer
-
-    def is_neg(self) -> bool:
-        return self.negated
-
-
 @needs_emulator
 def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_calls = pytest.importorskip("gemmule.dispatch.torch")
     from types import SimpleNamespace
 
     from gemmule import grouped
-    from gemmule.backends.cuda.device_array import DeviceArray
     from gemmule.core.caches import forget_plans
 
     current = [0]  # device
-    native = SimpleNamespace(
-        _cuda_getDevice=lambda: current[0], _cuda_getCurrentRawStream=lambda number: 0
-    )
-    library = SimpleNamespace(
-        Tensor=Tensor, _C=native, nn=SimpleNamespace(Parameter=Tensor), float16="float16"
-    )
-    monkeypatch.setattr(grouped, "sys", SimpleNamespace(modules={"torch": library}))
-    monkeypatch.setattr(
-        torch_calls,
-        "maker",
-        lambda shape, dtype, ordinal: lambda: Tensor(DeviceArray.empty(shape, dtype, ordinal)),
-    )
+    modules = {"torch": device_tensors.library(current, float16="float16")}
+    monkeypatch.setattr(grouped, "sys", SimpleNamespace(modules=modules))
+    monkeypatch.setattr(torch_calls, "maker", device_tensors.maker)
     a, w = operands("float16", k=128, n=48)
     wanted = gm.grouped_matmul(a, w, ENDS)[:48]
 

@@ -119,19 +119,3 @@ def test_what_tiles_take_for_zero_is_multiplied_in_other_registers(size: float) 
     truth = x.astype(np.float64) @ Q.dequantize("float64")
     found = gm.matmul(x, Q, out_dtype="float32", rung=NAME)
     assert np.abs(found - truth).max() <= 2.0**-146
-
-
-def test_the_least_weight_and_those_that_are_no_numbers() -> None:
-    def least(zeros: float | None, scale: float) -> int:
-        point = None if zeros is None else np.full((1, 1), zeros, np.float32)
-        codes, scales = np.zeros((1, 8), np.uint8), np.full((1, 1), scale, np.float32)
-        Q = gm.QuantizedMatrix.from_parts(
-            codes, scales, point, shape=(1, 8), bits=8, group_size=None
-        )
-        return rounded.least_exponent(stored(Q))
-
-    assert least(None, 1.0) == 127
-    assert least(3.0, 2.0**-10) == 117
-    assert least(3.25, 1.0) == 125
-    assert least(None, 2.0**-140) == 0
-    assert least(None, 2.0**121) == 0

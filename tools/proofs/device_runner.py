@@ -119,7 +119,10 @@ class DeviceRunner:
         maps = tensor_maps.Maps(shapes) if shapes else None
         with driver.on_device(self.ordinal):  # a map is encoded in the context of its address
             ready = starter.loaded(module, steps, packed, self.ordinal, maps)
-            starter.starter(ready, "4Q")(0, *launch_args.addresses(packed, 4))
+            coded = problem.quant is not None
+            first, *others = launch_args.operands(packed, coded=coded)
+            words, left = ("32s3Q", packed[:32]) if coded else ("4Q", first)
+            starter.starter(ready, words)(0, left, *others)
         driver.synchronize(self.ordinal)
 
     def _take(self, nbytes: int, remainder: int) -> int:

@@ -1,12 +1,17 @@
-"""The canonical form of a grouped product: each row of A, sorted by expert, meets one matrix."""
+"""The canonical form of a grouped product: each row of A, sorted by expert, meets one matrix.
+
+`Routed` is what surrounds it where rows are not sorted, or do not leave as they are.
+"""
 
 from __future__ import annotations
 
-from gemmule.core.canonical import Call, Options
-from gemmule.core.operand import Form, Ints, View, vector_alignment
-from gemmule.core.problem import FLOATS, Problem, layout_of, result_dtype
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-NAMES = ("A", "W", "offsets")  # of the operands
+from gemmule.core.canonical import Call, Options
+from gemmule.core.operand import Form, Ints, View, c_strides, vector_alignment
+from gemmule.core.problem import FLOATS, Problem, layout_of, result_dtype
 
 
 def grouped(a: Form, w: Form, ends: Form, out: Form | None, options: Options) -> Call:
@@ -80,3 +85,115 @@ def dtype_of(a: str, w: str, ends: str, out_dtype: str | None, *, coded: bool = 
             "Convert one of them first."
         )
     return result_dtype(a, a, out_dtype)
+
+
+INDICES = ("int32", "int64")
+EPILOGUES = ("silu_gate",)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """How rows find their experts, if not by offsets, and what becomes of their products."""
+
+    indices: Any = None
+    weights: Any = None
+    epilogue: str | None = None
+
+
+class Routed(NamedTuple):
+    """What surrounds a grouped product: where its rows come from, and what becomes of its sums.
+
+    A token has `top_k` slots, each with an expert. sorts: rows are gathered by expert first; else
+    they are sorted, and a slot is a row. gated: the n columns of the sums are gates, then as many
+    ups. sums: the dtype that they are kept in. shape: of the result, whose rows have `columns`.
+    """
+
+    slots: int
+    top_k: int
+    experts: int
+    k: int
+    n: int
+    sorts: bool
+    gated: bool
+    sums: str
+    out: str
+    shape: Ints
+
+    @property
+    def columns(self) -> int:
+        """Of the result."""
+        return self.shape[-1]
+
+
+def routed(
+    a: Form, w: Form, indices: Form | None, weights: Form | None, ends: Form | None,
+    epilogue: str | None, options: Options,
+) -> Routed:  # fmt: skip
+    """Return what surrounds the product of operands of these forms; raises as the function does.
+
+    With `indices` a: (tokens, k), or (tokens, top_k, k); indices and weights: (tokens, top_k).
+    """
+    if (indices is None) == (ends is None):
+        raise ValueError("grouped_matmul takes either offsets or indices; give one of the two.")
+    if epilogue is not None and epilogue not in EPILOGUES:
+        raise ValueError(f"epilogue is {epilogue!r}; it must be None or {EPILOGUES[0]!r}.")
+    if len(w.shape) != 3:
+        raise ValueError(f"grouped_matmul takes W of (experts, k, n); got shape {w.shape}.")
+    experts, k, n = w.shape
+    top_k, tokens = (1, a.shape[0] if a.shape else 0) if indices is None else (0, 0)
+    if indices is not None:
+        _check_indices(a.shape, indices, weights)
+        tokens, top_k = indices.shape
+    elif weights is not None:
+        raise ValueError("weights were given without indices; they belong to slots. Give both.")
+    if a.shape[-1:] != (k,):
+        check_shapes((tokens, *a.shape[-1:]), w.shape, (experts,))
+    if epilogue is not None and n % 2:
+        raise ValueError(f"W has {n} columns; {epilogue} takes gates, then as many ups.")
+    out = dtype_of(a.dtype, w.dtype, "int32", options.out_dtype, coded=w.quant is not None)
+    wide = "float64" if a.dtype == "float64" else "float32"
+    plain = weights is None and epilogue is None
+    lead = (tokens, top_k) if indices is not None and weights is None else (tokens,)
+    shape = *lead, n if epilogue is None else n // 2
+    gated, sums = epilogue is not None, out if plain else wide
+    return Routed(
+        tokens * top_k, top_k, experts, k, n, indices is not None, gated, sums, out, shape
+    )
+
+
+def _check_indices(a: Ints, indices: Form, weights: Form | None) -> None:
+    """Raise unless indices and weights are (tokens, top_k) beside A, and contiguous."""
+    if len(indices.shape) != 2 or len(a) not in (2, 3) or a[:-1] != indices.shape[: len(a) - 1]:
+        raise ValueError(
+            "with indices (tokens, top_k) grouped_matmul takes A (tokens, k) or (tokens, top_k, "
+            f"k); got shapes {indices.shape} and {a}."
+        )
+    if indices.dtype not in INDICES:
+        raise TypeError(f"indices has dtype {indices.dtype}; it must be {' or '.join(INDICES)}.")
+    if weights is not None and weights.shape != indices.shape:
+        raise ValueError(
+            f"weights has shape {weights.shape} and indices {indices.shape}; they must be equal."
+        )
+    if weights is not None and weights.dtype not in FLOATS:
+        raise TypeError(f"weights has dtype {weights.dtype}; it must be {', '.join(FLOATS)}.")
+    for name, form in (("indices", indices), ("weights", weights)):
+        if form is None or 0 in form.shape:
+            continue
+        steps = zip(form.shape, form.strides, c_strides(form.shape), strict=True)
+        if any(size > 1 and step != packed for size, step, packed in steps):
+            raise ValueError(
+                f"{name} has strides {form.strides}; it must be contiguous. Copy it first."
+            )
+
+
+def groups(ends: Iterable[int]) -> Iterator[tuple[int, slice]]:
+    """Yield each expert that has rows, and its rows.
+
+    >>> list(groups([2, 2, 5]))
+    [(0, slice(0, 2, None)), (2, slice(2, 5, None))]
+    """
+    begin = 0
+    for expert, end in enumerate(ends):
+        if end > begin:
+            yield expert, slice(begin, end)
+        begin = max(begin, end)

@@ -34,7 +34,7 @@ from gemmule.quant.shards import QuantizedShards
 def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
     """Return the product by the operator, that with a quantised matrix by its own rule."""
     if any(isinstance(operand, QuantizedShards) for operand in (a, b)) or (
-        _sharded(a, b) and any(isinstance(operand, QuantizedMatrix) for operand in (a, b))
+        sharded(a, b) and any(isinstance(operand, QuantizedMatrix) for operand in (a, b))
     ):
         return _by_parts(op, a, b, out, options)
     if isinstance(a, QuantizedMatrix) or isinstance(b, QuantizedMatrix):
@@ -90,14 +90,15 @@ def product(op: str, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
     a, b = autocast(a, b)
     for operand, name in zip((a, b), NAMES[op], strict=True):
         refuse_sparse(operand, name)
-    if _sharded(a, b):
+    if sharded(a, b):
         from gemmule.frameworks import dtensor as dtensor  # its import registers the rules
     if out is not None:
         return call(op, a, b, out=out, **options)
     return call(op, a, b, **options)
 
 
-def _sharded(*tensors: Any) -> bool:
+def sharded(*tensors: Any) -> bool:
+    """Whether one of the tensors is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
 
@@ -169,7 +170,7 @@ def _outer(left: Any, right: Any, like: Any, options: Any, *, rows: bool = False
     precision = options["precision"]
     if not rows:
         left, right = left.unsqueeze(-2), right.unsqueeze(-2)
-    if like.ndim == 2 and not _sharded(left, right):  # shards of uneven sizes are not flattened
+    if like.ndim == 2 and not sharded(left, right):  # shards of uneven sizes are not flattened
         batch = torch.broadcast_shapes(left.shape[:-1], right.shape[:-1])
         count = math.prod(batch)
         left = left.expand(*batch, left.shape[-1]).reshape(count, left.shape[-1])

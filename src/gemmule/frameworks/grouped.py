@@ -6,21 +6,26 @@ last end are zeros here, in results and in gradients, so that nothing undefined 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gemmule import general
-from gemmule.core.canonical import Options
-from gemmule.core.grouped import check_shapes, dtype_of
-from gemmule.frameworks.autograd import autocast
+from gemmule.core.canonical import DEFAULT, Options
+from gemmule.core.grouped import Routing, check_shapes, dtype_of, groups, routed
+from gemmule.core.operand import Form
+from gemmule.dispatch.tracked import handled, recorded
+from gemmule.frameworks.autograd import autocast, sharded
 from gemmule.frameworks.operators import LIBRARY, alone, refuse_out, register
-from gemmule.grouped import grouped_product
 from gemmule.quant.stack import QuantizedStack
+from gemmule.routed import routed_product
 
 
-def through(a: Any, w: Any, ends: Any, out: Any, options: Options) -> Any:
-    """Return the product by the operator; beside a stack of codes without gradients."""
+def through(
+    a: Any, w: Any, ends: Any, out: Any, options: Options, routing: Routing | None = None
+) -> Any:
+    """Return the product by the operator; with a stack of codes its gradient reaches A alone."""
     refuse_out("grouped_matmul", a, w, out)
     if options.rung is not None:
         raise ValueError(
@@ -29,21 +34,49 @@ def through(a: Any, w: Any, ends: Any, out: Any, options: Options) -> Any:
             "away, or call under torch.no_grad()."
         )
     dtype = None if options.out_dtype is None else getattr(torch, options.out_dtype)
+    if sharded(a, w):
+        from gemmule.frameworks import grouped_dtensor as dtensor
+
+        a, w = autocast(a, w)
+        return dtensor.product(a, w, ends, out, dtype, routing)
     if isinstance(w, QuantizedStack):
-        return _beside_stack(autocast(a)[0], w, ends, out, options)
+        (a,) = autocast(a)
+        return _beside_stack(a, w, ends, out, options, routing)
     a, w = autocast(a, w)
     if out is not None:
-        return general.untraced(grouped_product, a, w, ends, out, options)
-    return torch.ops.gemmule.grouped_matmul.default(a, w, ends, out_dtype=dtype)
+        return _computed(a, w, ends, out, options, routing)
+    if routing is None:
+        return torch.ops.gemmule.grouped_matmul.default(a, w, ends, out_dtype=dtype)
+    given = routing.indices, routing.weights, ends, routing.epilogue
+    return torch.ops.gemmule.routed_matmul.default(a, w, *given, out_dtype=dtype)
 
 
-def _beside_stack(a: Any, stack: QuantizedStack, ends: Any, out: Any, options: Options) -> Any:
-    if a.requires_grad and torch.is_grad_enabled():
+def _computed(
+    a: Any, w: Any, ends: Any, out: Any, options: Options, routing: Routing | None
+) -> Any:
+    return general.untraced(routed_product, a, w, ends, out, options, routing)
+
+
+def _beside_stack(
+    a: Any, stack: QuantizedStack, ends: Any, out: Any, options: Options, routing: Routing | None
+) -> Any:
+    if out is not None:
+        return _computed(a, stack, ends, out, options, routing)
+    if recorded():
         raise ValueError(
-            "grouped_matmul was given a QuantizedStack with a tensor that requires a gradient, "
-            "which such products do not have. Call it under torch.no_grad()."
+            "grouped_matmul was given a QuantizedStack in a graph that PyTorch records, where its "
+            "product would be a constant: a stack is no tensor. Trace a gemmule.torch.QuantStack."
         )
-    return general.untraced(grouped_product, a, stack, ends, out, options)
+    apply = _OfStack.apply if handled() else _of_stack_alone
+    dtype = None if options.out_dtype is None else getattr(torch, options.out_dtype)
+
+    def multiply(a: Any, ends: Any, dtype: Any) -> Any:
+        return general.untraced(apply, a, ends, False, dtype, _Stack(stack))
+
+    if routing is None:
+        return multiply(a, ends, dtype)
+    given = routing.indices, routing.weights, ends, routing.epilogue
+    return composed(multiply, a, stack.experts, *given, dtype)
 
 
 # ---- what runs ----------------------------------------------------------------------------------
@@ -51,7 +84,7 @@ def _kernel(a: Any, w: Any, ends: Any, *, out_dtype: Any = None) -> Any:
     check_shapes(tuple(a.shape), tuple(w.shape), tuple(ends.shape))
     result = a.new_zeros((a.shape[0], w.shape[2]), dtype=out_dtype)
     options = Options(out_dtype=_name(result.dtype))
-    return general.untraced(grouped_product, a, w, ends, result, options)
+    return general.untraced(routed_product, a, w, ends, result, options)
 
 
 def _outer_kernel(a: Any, grad: Any, ends: Any) -> Any:
@@ -60,12 +93,8 @@ def _outer_kernel(a: Any, grad: Any, ends: Any) -> Any:
     The ends are read on the host, which waits for them.
     """
     found = a.new_zeros((ends.shape[0], a.shape[1], grad.shape[1]))
-    begin = 0
-    for expert, end in enumerate(ends.tolist()):
-        if end > begin:
-            rows = slice(begin, end)
-            general.product("matmul", a[rows].T, grad[rows], found[expert], Options())
-        begin = max(begin, end)
+    for expert, rows in groups(ends.tolist()):
+        general.product("matmul", a[rows].T, grad[rows], found[expert], Options())
     return found
 
 
@@ -90,6 +119,179 @@ def _fake(a: Any, w: Any, ends: Any, *, out_dtype: Any = None) -> Any:
 
 def _outer_fake(a: Any, grad: Any, ends: Any) -> Any:
     return a.new_empty((ends.shape[0], a.shape[1], grad.shape[1]))
+
+
+# ---- with a stack of codes ----------------------------------------------------------------------
+def stack_product(a: Any, ends: Any, transposed: bool, dtype: Any, stack: QuantizedStack) -> Any:
+    """Return rows by the matrices of a stack; transposed: by their transposed ones.
+
+    With those, as gradients have them, the ends are read on the host, which waits.
+    """
+    result = a.new_zeros((a.shape[0], stack.shape[1 if transposed else 2]), dtype=dtype)
+    if not transposed:
+        options = Options(out_dtype=_name(result.dtype))
+        return general.untraced(routed_product, a, stack, ends, result, options)
+    for expert, rows in groups(ends.tolist()):
+        options = Options(out_dtype=_name(result.dtype))
+        general.product("matmul", a[rows], stack[expert].T, result[rows], options)
+    return result
+
+
+def routed_stack(
+    a: Any, stack: QuantizedStack, indices: Any, weights: Any, epilogue: str | None
+) -> Any:
+    """Return rows, found by indices, by the matrices of a stack; PyTorch learns nothing of it."""
+    weights = None if weights is None else weights.detach()
+    routing = Routing(indices, weights, epilogue)
+    return general.untraced(routed_product, a.detach(), stack, None, None, DEFAULT, routing)
+
+
+class _Stack:
+    """A stack on its way through PyTorch, which would ask the stack itself what to do with it."""
+
+    def __init__(self, stack: QuantizedStack) -> None:
+        self.stack = stack
+
+
+def _of_stack(a: Any, ends: Any, transposed: bool, dtype: Any, *held: Any) -> Any:
+    if isinstance(held[0], _Stack):
+        return stack_product(a.detach(), ends, transposed, dtype, held[0].stack)
+    given = a, ends, transposed, dtype, *held
+    return torch.ops.gemmule.quantized_grouped.default(*given)
+
+
+class _OfStack(torch.autograd.Function):  # type: ignore[misc]
+    """Rows by a stack that is held as it is, or by its tensors: linear in the rows."""
+
+    @staticmethod
+    def forward(a: Any, ends: Any, transposed: bool, dtype: Any, *held: Any) -> Any:
+        return _of_stack(a, ends, transposed, dtype, *held)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        a, ends, ctx.transposed, ctx.dtype, *held = inputs
+        ctx.of_rows = a.dtype
+        ctx.set_materialize_grads(False)
+        tensors = [one if isinstance(one, torch.Tensor) else None for one in held]
+        ctx.held = [None if isinstance(one, torch.Tensor) else one for one in held]
+        ctx.save_for_backward(ends, *tensors)
+        ctx.save_for_forward(ends, *tensors)
+
+    @staticmethod
+    def _again(ctx: Any, rows: Any, transposed: bool, dtype: Any) -> Any:
+        ends, *tensors = ctx.saved_tensors
+        held = (o if t is None else t for o, t in zip(ctx.held, tensors, strict=True))
+        return _OfStack.apply(rows.to(ctx.of_rows), ends, transposed, dtype, *held)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        """Each row's gradient meets its matrix transposed."""
+        if any(ctx.needs_input_grad[4:]):
+            raise ValueError(
+                "a derivative by scales or zero points of quantised weights is wanted, but they "
+                "have none here. Call .requires_grad_(False) on them, or .detach()."
+            )
+        back = None if grad is None else _OfStack._again(ctx, grad, not ctx.transposed, None)
+        return back, *(None,) * (3 + len(ctx.held))
+
+    @staticmethod
+    def jvp(ctx: Any, of_a: Any, *others: Any) -> Any:
+        return None if of_a is None else _OfStack._again(ctx, of_a, ctx.transposed, ctx.dtype)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, a: Any, ends: Any, *others: Any) -> Any:
+        operands = a, ends, *others
+        return _each(info, dims, operands, _OfStack.apply), 0
+
+
+_of_stack_alone = alone(_OfStack, _of_stack)
+
+
+def register_of_stack(library: Any, op: str, kernel: Callable[..., Any]) -> None:
+    """Let an operator of a stack's tensors be differentiated; kernel: what it computes."""
+    register(library, op, kernel, _OfStack.apply, alone(_OfStack, kernel))
+
+
+# ---- rows that are not sorted, weights and gates ------------------------------------------------
+def composed(
+    multiply: Callable[[Any, Any, Any], Any],
+    a: Any,
+    experts: int,
+    indices: Any,
+    weights: Any,
+    ends: Any,
+    epilogue: str | None,
+    dtype: Any,
+) -> Any:
+    """Return a product with what surrounds it as operations that PyTorch differentiates.
+
+    multiply: ``(rows, ends, dtype)`` -> products of sorted rows, zeros behind the last end. What
+    is returned, and in which dtypes sums are kept, is that of `gemmule.grouped_matmul`.
+    """
+    dtype = a.dtype if dtype is None else dtype
+    plain = weights is None and epilogue is None
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    if indices is None:
+        return _through_gate(multiply(a, ends, dtype if plain else wide), epilogue).to(dtype)
+    tokens, top_k = indices.shape
+    flat = indices.reshape(-1)
+    named = (flat >= 0) & (flat < experts)
+    expert, order = torch.sort(torch.where(named, flat, experts), stable=True)
+    numbers = torch.arange(experts, device=flat.device, dtype=flat.dtype)
+    ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)
+    rows = a.flatten(0, 1)[order] if a.ndim == 3 else a[order // max(top_k, 1)]
+    found = _through_gate(multiply(rows, ends, dtype if plain else wide), epilogue)
+    slots = torch.arange(tokens * top_k, device=flat.device)
+    found = found[torch.zeros_like(order).scatter(0, order, slots)]
+    found = found.unflatten(0, (tokens, top_k))
+    if weights is None:
+        return found.to(dtype)
+    shares = torch.where(named.view(tokens, top_k), weights, 0).to(wide)
+    return (found * shares[..., None]).sum(1).to(dtype)
+
+
+def _through_gate(sums: Any, epilogue: str | None) -> Any:
+    if epilogue is None:
+        return sums
+    gates, ups = sums.chunk(2, -1)
+    return torch.nn.functional.silu(gates) * ups
+
+
+def routed_fake(
+    a: Any, w: Any, indices: Any, weights: Any, ends: Any, epilogue: Any, out_dtype: Any
+) -> Any:
+    """Return what a result looks like, and raise as the product would.
+
+    w: the shape and dtype of the experts' matrices; where these are codes, the dtype is that of A.
+    """
+    rows, matrices = _form(a), Form.packed(tuple(w[0]), _name(w[1]))
+    others = (None if one is None else _form(one) for one in (indices, weights, ends))
+    of_indices, of_weights, of_ends = others
+    options = Options(out_dtype=None if out_dtype is None else _name(out_dtype))
+    about = routed(rows, matrices, of_indices, of_weights, of_ends, epilogue, options)
+    return a.new_empty(about.shape, dtype=getattr(torch, about.out))
+
+
+def _form(tensor: Any) -> Form:
+    return Form(tuple(tensor.shape), tuple(tensor.stride()), _name(tensor.dtype), 16)
+
+
+def _routed_kernel(
+    a: Any, w: Any, indices: Any, weights: Any, ends: Any, epilogue: Any, *, out_dtype: Any = None
+) -> Any:
+    options = DEFAULT if out_dtype is None else Options(out_dtype=_name(out_dtype))
+    routing = Routing(indices, weights, epilogue)
+    given = (one.detach() for one in (a, w))
+    return general.untraced(routed_product, *given, ends, None, options, routing)
+
+
+def _routed_composed(
+    a: Any, w: Any, indices: Any, weights: Any, ends: Any, epilogue: Any, *, out_dtype: Any = None
+) -> Any:
+    def multiply(rows: Any, ends: Any, dtype: Any) -> Any:
+        return torch.ops.gemmule.grouped_matmul.default(rows, w, ends, out_dtype=dtype)
+
+    return composed(multiply, a, w.shape[0], indices, weights, ends, epilogue, out_dtype)
 
 
 # ---- gradients ----------------------------------------------------------------------------------
@@ -191,12 +393,23 @@ def _define() -> None:
     LIBRARY.define(
         f"grouped_matmul({operands}, *, ScalarType? out_dtype=None) -> Tensor", tags=tags
     )
+    around = "Tensor? indices, Tensor? weights, Tensor? offsets, str? epilogue"
+    routed = f"routed_matmul(Tensor A, Tensor W, {around}, *, ScalarType? out_dtype=None) -> Tensor"
+    LIBRARY.define(routed, tags=tags)
     LIBRARY.define("grouped_outer(Tensor A, Tensor grad, Tensor offsets) -> Tensor", tags=tags)
     for key in ("CPU", "CUDA"):
         LIBRARY.impl("grouped_matmul", _kernel, key)
         LIBRARY.impl("grouped_outer", _outer_kernel, key)
+        LIBRARY.impl("routed_matmul", _routed_kernel, key)
     torch.library.register_fake("gemmule::grouped_matmul", _fake, lib=LIBRARY)
     torch.library.register_fake("gemmule::grouped_outer", _outer_fake, lib=LIBRARY)
+
+    def look(
+        a: Any, w: Any, i: Any, weights: Any, ends: Any, epilogue: Any, *, out_dtype: Any = None
+    ) -> Any:
+        return routed_fake(a, (w.shape, w.dtype), i, weights, ends, epilogue, out_dtype)
+
+    torch.library.register_fake("gemmule::routed_matmul", look, lib=LIBRARY)
 
     def apply(a: Any, w: Any, ends: Any, *, out_dtype: Any = None) -> Any:
         return _Grouped.apply(a, w, ends, out_dtype)
@@ -211,6 +424,8 @@ def _define() -> None:
         lambda a, w, ends, *, out_dtype=None: plain(a, w, ends, out_dtype),
     )
     register(LIBRARY, "grouped_outer", _outer_kernel, _Outer.apply, outer)
+    both = _routed_composed, _routed_composed
+    register(LIBRARY, "routed_matmul", _routed_kernel, *both)
 
 
 _define()

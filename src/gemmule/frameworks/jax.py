@@ -23,21 +23,26 @@ from gemmule.frameworks import xla
 TARGET = "gemmule_product"
 
 
-def traced(a: Any, b: Any) -> bool:
-    """Whether a transformation of JAX's is looking at these operands."""
-    return isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer)
+def traced(*operands: Any) -> bool:
+    """Whether a transformation of JAX's is looking at one of these operands."""
+    return any(isinstance(one, jax.core.Tracer) for one in operands)
 
 
-def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
-    """Return the traced product; TypeError for what a trace cannot hold."""
+def check_arrays(out: Any, **operands: Any) -> None:
+    """Raise TypeError for what a trace cannot hold."""
     if out is not None:
         raise TypeError("out was given with a JAX tracer, which is immutable. Leave out= away.")
-    for name, operand in zip(NAMES[op], (a, b), strict=True):
+    for name, operand in operands.items():
         if not isinstance(operand, jax.Array):
             raise TypeError(
                 f"{name} is a {type(operand).__qualname__} beside a JAX tracer; both must be JAX "
                 "arrays. Convert it with jax.numpy.asarray, a quantised matrix with .dequantize()."
             )
+
+
+def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
+    """Return the traced product; TypeError for what a trace cannot hold."""
+    check_arrays(out, **dict(zip(NAMES[op], (a, b), strict=True)))
     return _product(op, options, a, b)
 
 
@@ -113,9 +118,14 @@ def _called(op: str, options: Options, a: Any, b: Any) -> Any:
     )
     call = canonical(op, left, right, None, options)
     result = jax.ShapeDtypeStruct(call.out_shape, numpy_dtype(call.problem.out))
+    return ffi_call(op, options, result, a, b)
+
+
+def ffi_call(op: str, options: Options, result: Any, *operands: Any) -> Any:
+    """Return the call of a program of XLA's that computes `result`, a shape and a dtype."""
     if jax.dtypes.canonicalize_dtype(result.dtype) != result.dtype:
         raise TypeError(
-            f"the result is {call.problem.out}, which JAX holds only with jax_enable_x64. "
+            f"the result is {result.dtype}, which JAX holds only with jax_enable_x64. "
             "Enable it, or pass a 32-bit out_dtype."
         )
     _register()
@@ -129,7 +139,7 @@ def _called(op: str, options: Options, a: Any, b: Any) -> Any:
         "rung": options.rung,
         "params": options.params,
     }
-    return jax.ffi.ffi_call(TARGET, result)(a, b, given=json.dumps(given))
+    return jax.ffi.ffi_call(TARGET, result)(*operands, given=json.dumps(given))
 
 
 @functools.cache

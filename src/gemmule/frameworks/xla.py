@@ -16,10 +16,13 @@ import numpy as np
 
 from gemmule import general
 from gemmule.backends.cuda import arrays as device_arrays
+from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.canonical import Options
+from gemmule.core.grouped import groups
 from gemmule.core.operand import c_strides
-from gemmule.core.problem import numpy_dtype
+from gemmule.core.problem import ITEMSIZE, numpy_dtype
+from gemmule.routed import routed_product
 
 # XLA_FFI_DataType -> dtype name.
 DTYPES = {
@@ -27,6 +30,8 @@ DTYPES = {
     9: "uint64", 10: "float16", 11: "float32", 12: "float64", 15: "complex64", 16: "bfloat16",
     18: "complex128", 19: "float8_e5m2", 20: "float8_e4m3fn",
 }  # fmt: skip
+# Grouped products, also by each matrix transposed, and the sums of outer products of groups.
+GROUPED, TURNED, OUTER = "grouped", "grouped by transposed matrices", "grouped outer products"
 METADATA, INTERNAL = 1, 13  # XLA_FFI_Extension_Metadata, XLA_FFI_Error_Code_INTERNAL
 
 _Size, _Pointer, _Int = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
@@ -116,7 +121,7 @@ def _handled(frame: Any, array: Any) -> int | None:
 
 
 def _multiply(frame: Any, array: Any) -> None:
-    a, b = (array(frame.arguments.values[i]) for i in range(2))
+    operands = [array(frame.arguments.values[i]) for i in range(frame.arguments.size)]
     out = array(frame.results.values[0])
     span = Span.from_address(frame.attributes.values[0])
     given = json.loads(ctypes.string_at(span.start, span.size))
@@ -124,10 +129,48 @@ def _multiply(frame: Any, array: Any) -> None:
     frozen = None if params is None else tuple((name, value) for name, value in params)
     options = Options(**given, params=frozen)
     if array is _host_array:
-        general.product(op, a, b, out, options)
+        _run(op, operands, out, options)
         return
     with device_arrays.using_stream(_stream(frame)):
+        _run(op, operands, out, options)
+
+
+def _run(op: str, operands: list[Any], out: Any, options: Options) -> None:
+    a, b = operands[:2]
+    if op == OUTER:
+        _outer(a, b, operands[2], out, options)
+    elif op in (GROUPED, TURNED):
+        routed_product(a, b.mT if op == TURNED else b, operands[2], out, options)
+    else:
         general.product(op, a, b, out, options)
+
+
+def _outer(a: Any, grad: Any, ends: Any, out: Any, options: Options) -> None:
+    """Write ``a[rows of e].T @ grad[rows of e]`` for each expert e that has rows.
+
+    The ends are read on the host, which waits for them.
+    """
+    host = isinstance(ends, np.ndarray)
+    for expert, rows in groups((ends if host else _read(ends)).tolist()):
+        count = rows.stop - rows.start
+        left, right = (x[rows] if host else _view(x, rows.start, (count,)) for x in (a, grad))
+        target = out[expert] if host else _view(out, expert, ())
+        general.product("matmul", left.T, right, target, options)
+
+
+def _read(array: DeviceArray) -> np.ndarray[Any, Any]:
+    """Return a copy on the host of what the program's stream has written."""
+    found = np.empty(array.shape, numpy_dtype(array.dtype))
+    stream = device_arrays.current_stream(device_arrays.from_own(array), array.ordinal)
+    driver.copy(found.ctypes.data, array.pointer, found.nbytes, array.ordinal, stream)
+    return found
+
+
+def _view(array: DeviceArray, first: int, lead: tuple[int, ...]) -> DeviceArray:
+    """Return entries of an array's first axis, as many as `lead` has; one where it is empty."""
+    steps = array.strides[1 - len(lead) :]
+    begin = first * array.strides[0] * ITEMSIZE[array.dtype]
+    return array.view((*lead, *array.shape[1:]), steps, begin)
 
 
 def _host_array(address: int) -> np.ndarray[Any, Any]:

@@ -48,7 +48,8 @@ class Magnitudes:
     """Sizes of the operands' elements in matrix form, non-finite ones as 0, and their product.
 
     a: ``(..., m, k)``; for quantised matrices ``|s| (c + |z|)``. b: ``(..., k, n)``. product:
-    ``a @ b``. reference_error: error of the truth relative to `product`.
+    ``a @ b``. Of a grouped product a: ``(m, 1)``, sums of the tokens' elements, and b: ones; its
+    product is that of the operands. reference_error: error of the truth relative to `product`.
     """
 
     a: Doubles
@@ -125,7 +126,14 @@ def result_error(
 def _input_error(
     problem: Problem, arithmetic: Arithmetic, sizes: Magnitudes, whole_codes: bool
 ) -> Doubles | float:
-    """Return what rounding the operands changes in the sums: ``|A| dB + dA (|B| + dB)``."""
+    """Return what rounding the operands changes in the sums: ``|A| dB + dA (|B| + dB)``.
+
+    Of a grouped product codes alone are rounded, and sizes are those of whole rows of tokens.
+    """
+    if problem.op == "grouped" and arithmetic.inputs is not None:
+        least = SMALLEST[arithmetic.inputs] * (sizes.a @ sizes.b)
+        roundings = 3.0 * math.log1p(UNIT_ROUNDOFF[arithmetic.inputs])
+        return np.asarray(sizes.product * math.expm1(roundings) + least, np.float64)
     change_a = _rounded(sizes.a, problem.a, arithmetic.inputs, problem.quant is not None)
     change_b: Doubles | None
     if arithmetic.activations_bits is not None:

@@ -122,7 +122,9 @@ def grouped_reference(
         if one.sizes is not None:
             product[rows], error = one.sizes.product, one.sizes.reference_error
     whole = bool((category == FINITE).all())
-    sizes = Magnitudes(np.zeros((last, 0)), np.zeros((0, problem.n)), product, error)
+    tokens = a[:last].astype(np.float64)
+    of_tokens = np.where(np.isfinite(tokens), np.abs(tokens), 0.0).sum(axis=1, keepdims=True)
+    sizes = Magnitudes(of_tokens, np.ones((1, problem.n)), product, error)
     return Truth(values, low if doubled else None, sizes, None if whole else category)
 
 

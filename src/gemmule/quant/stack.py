@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.problem import ITEMSIZE
 from gemmule.core.words import Bits, Method, ScaleDtype
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
@@ -78,25 +80,39 @@ class QuantizedStack:
         return self.experts
 
     def __getitem__(self, expert: int) -> QuantizedMatrix:
-        """Return one expert's matrix (k, n); on the host a view of the same codes."""
+        """Return one expert's matrix (k, n), a view of the same codes.
+
+        On a GPU it is a copy where its codes would not begin as kernels want them.
+        """
         if not -self.experts <= expert < self.experts:
             raise IndexError(f"expert {expert} of {self.experts}")
-        first = expert % self.experts * self.shape[2]
-        rows, held = slice(first, first + self.shape[2]), self.matrix
-        if held.device != "cpu":
-            return held[rows].T
-        zeros = None if held.zeros is None else held.zeros[rows]
-        shape = (self.shape[2], self.shape[1])
-        parts = {"codes": held.codes[rows], "scales": held.scales[rows], "zeros": zeros}
-        return replace(held, stored_shape=shape, error=None, **parts).T
+        _, k, n = self.shape
+        first, held = expert % self.experts * n, self.matrix
+        found = {
+            name: _rows(getattr(held, name), first, n) for name in ("codes", "scales", "zeros")
+        }
+        if any(isinstance(part, DeviceArray) and part.pointer % 16 for part in found.values()):
+            return held[first : first + n].T
+        return replace(held, stored_shape=(n, k), error=None, **found).T
 
     def dequantize(self, dtype: str = "float32") -> Any:
         """Return all matrices as floats, (experts, k, n): a view of columns that lie along k."""
         experts, k, n = self.shape
-        return self.matrix.dequantize(dtype).reshape(experts, n, k).swapaxes(1, 2)
+        floats = self.matrix.dequantize(dtype)
+        if isinstance(floats, DeviceArray):
+            return floats.view((experts, k, n), (n * k, 1, k))
+        return floats.reshape(experts, n, k).swapaxes(1, 2)
 
     def __repr__(self) -> str:
         return f"QuantizedStack(shape={self.shape}, of={self.matrix!r})"
+
+
+def _rows(part: Any, first: int, count: int) -> Any:
+    """Return rows of a part of a matrix, in its memory."""
+    if not isinstance(part, DeviceArray):
+        return None if part is None else part[first : first + count]
+    begin = first * part.strides[0] * ITEMSIZE[part.dtype]
+    return part.view((count, *part.shape[1:]), part.strides, begin)
 
 
 def quantize_experts(

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same as in _MODULES
     from gemmule.torch.calibration import calibrate as calibrate
     from gemmule.torch.checkpoints import load_checkpoint as load_checkpoint
+    from gemmule.torch.experts import QuantExperts as QuantExperts
+    from gemmule.torch.experts import QuantStack as QuantStack
     from gemmule.torch.files import load_model as load_model
     from gemmule.torch.files import save_model as save_model
     from gemmule.torch.layer import QuantLinear as QuantLinear
@@ -28,7 +30,9 @@ if TYPE_CHECKING:  # the same as in _MODULES
 _MODULES = {
     "ColwiseQuant": "parallel",
     "GemmuleConfig": "pretrained",
+    "QuantExperts": "experts",
     "QuantLinear": "layer",
+    "QuantStack": "experts",
     "RowwiseQuant": "parallel",
     "calibrate": "calibration",
     "load_checkpoint": "checkpoints",

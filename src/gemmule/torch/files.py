@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 
 from gemmule.quant import checks
 from gemmule.quant.files import FilePath, check_target
+from gemmule.torch.coded import Coded
+from gemmule.torch.experts import DOWN, QuantExperts, QuantStack, how_kept, is_experts
 from gemmule.torch.floats import weight_of
 from gemmule.torch.layer import QuantLinear
 from gemmule.torch.parts import PARTS
@@ -53,12 +55,12 @@ def save_model(model: torch.nn.Module, path: FilePath, *, overwrite: bool = Fals
             ties[name] = kept
     layers = {
         name: {
-            "shape": [one.out_features, one.in_features],
+            "shape": one.shape if isinstance(one, QuantStack) else one._shape[:2],
             "dtype": str(one.weight_dtype).removeprefix("torch."),
             **one._form,
         }
         for name, one in model.named_modules(remove_duplicate=False)
-        if isinstance(one, QuantLinear)
+        if isinstance(one, Coded)
     }
     metadata = {_KEY: FORMAT, "layers": json.dumps(layers), "ties": json.dumps(ties)}
     begun = Path(path).with_name(f".{Path(path).name}.new")
@@ -98,23 +100,30 @@ def load_model(model: torch.nn.Module, path: FilePath, *, device: Any = "cpu") -
     of_codes = {f"{name}.{part}" for name in layers for part in PARTS}
     state = {name: tensor for name, tensor in tensors.items() if name not in of_codes}
     wanted = set(model.state_dict())
-    wanted -= of_codes | {f"{name}.weight" for name in layers}
+    wanted -= of_codes | {f"{name}.weight" for name in layers} | layers.keys()
     if wanted != set(state):
         raise ValueError(
             f"{path} is of another model: it lacks {sorted(wanted - set(state))[:5]}, and has "
             f"{sorted(set(state) - wanted)[:5]} beside what the model takes"
         )
-    stand: dict[Any, QuantLinear] = {}  # in more than one place, perhaps
+    stand: dict[Any, torch.nn.Module] = {}  # in more than one place, perhaps
     for place in list(places(model, lambda name, _: name in made)):
         layer = stand.setdefault(place.linear, made[place.full])
         take_over(layer, place.linear)
         layer.bias, layer.training = place.linear.bias, place.linear.training
         place.put(layer)
+    for place in list(places(model, lambda name, _: f"{name}.{DOWN}" in made, is_experts)):
+        if place.linear not in stand:
+            names = QuantExperts.refuse(place.linear).names
+            stacks = {name: made[f"{place.full}.{name}"] for name in names}
+            stand[place.linear] = QuantExperts.in_place_of(place.linear, stacks)
+        place.put(stand[place.linear])
     for name, layer in made.items():  # where a quantised one stood before
         held = model.get_submodule(name)
         for part in PARTS:
             held._buffers[part] = getattr(layer, part)
-        held.bits, held.group_size, held.weight_dtype = (*layer._form.values(), layer.weight_dtype)
+        held.bits, held.group_size = layer.bits, layer.group_size
+        held.weight_dtype = layer.weight_dtype
     model.load_state_dict(state, strict=False, assign=True)
     for name, kept in ties.items():
         if name in dict(model.named_parameters(remove_duplicate=False)):
@@ -138,18 +147,16 @@ def _described(path: FilePath, metadata: Mapping[str, str]) -> tuple[dict[str, A
 
 def _layer(
     model: torch.nn.Module, name: str, form: Mapping[str, Any], tensors: Mapping[str, Any]
-) -> QuantLinear:
-    """Return a layer of a file, checked against the one of its name in the model."""
+) -> Any:
+    """Return a layer, or a projection of experts, of a file, checked against that in the model."""
     try:
-        held: Any = model.get_submodule(name)
-        shape = checks.shape(tuple(form["shape"]))
-        there = tuple(weight_of(held).shape)
+        kind, shape, there = _kind(model, name, tuple(form["shape"]))
         if there != shape:
             raise ValueError(f"it is {shape}, but the model's is {there}")
         codes, scales = tensors[f"{name}.codes"], tensors[f"{name}.scales"]
         zeros, perm = (tensors.get(f"{name}.{part}") for part in PARTS[2:])
         bits, group = checks.bits(form["bits"]), checks.group_size(form["group_size"])
-        made = QuantLinear.from_tensors(
+        made = kind.from_tensors(
             codes, scales, zeros, perm, shape=shape, bits=bits, group_size=group
         )
         made.weight_dtype = getattr(
@@ -158,3 +165,19 @@ def _layer(
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"layer {name!r} of the file: {error}") from error
     return made
+
+
+def _kind(model: torch.nn.Module, name: str, given: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """Return what a layer of a shape in a file becomes, its shape, and that of the model's."""
+    if len(given) == 2:
+        held: Any = model.get_submodule(name)
+        return QuantLinear, checks.shape(given), tuple(weight_of(held).shape)
+    parent, _, own = name.rpartition(".")
+    experts: Any = model.get_submodule(parent)
+    held = getattr(experts, own)
+    if isinstance(held, QuantStack):
+        return QuantStack, given, held.shape
+    how = how_kept(experts)
+    if how is None:
+        raise ValueError(f"the model's {type(experts).__name__} holds no experts that are known")
+    return QuantStack, given, tuple(how.stack_of(held).shape)

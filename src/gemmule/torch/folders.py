@@ -7,6 +7,7 @@ and one float weight are in memory; a run that was cut off goes on where it stop
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,14 +18,17 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
 
 from gemmule.quant import rounding
 from gemmule.quant.files import FilePath, model_files
 from gemmule.quant.quantize import quantize
+from gemmule.torch.experts import Kept, QuantStack
 from gemmule.torch.floats import is_turned
 from gemmule.torch.layer import QuantLinear
 from gemmule.torch.parts import PARTS
-from gemmule.torch.pretrained import GemmuleConfig, GemmuleQuantizer
+from gemmule.torch.pretrained import OF_EXPERTS, GemmuleConfig, GemmuleQuantizer, joins_experts
 
 _MOST_BYTES = 1 << 30
 _INDEX = "model.safetensors.index.json"
@@ -43,14 +47,40 @@ class Weight:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Read the tensor, and return it or what it becomes, by name."""
-        with safe_open(self.file, "pt") as file:
-            tensor = file.get_tensor(self.name)
+        tensor = _read(self.name, self.file)
         if self.options is None:
             return {self.name: tensor.contiguous()}
         matrix = quantize(tensor.T if self.turned else tensor, **self.options)
         layer, stem = QuantLinear.from_matrix(matrix), self.name.removesuffix("weight")
         parts = {part: getattr(layer, part) for part in PARTS}
         return {stem + part: one for part, one in parts.items() if one is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts(Weight):
+    """A projection of experts: one tensor, or those of its experts, by kind and then by number."""
+
+    how: Kept
+    sources: tuple[tuple[tuple[str, Path], ...], ...] = ()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Read them one by one, and return what they become together, by name."""
+        options = self.options or {}
+        if not self.sources:
+            weight = _read(self.name, self.file)
+            stack = QuantStack.from_weight(self.how.stack_of(weight), **options)
+        else:
+            turns = zip(*self.sources, strict=True)  # an expert's gate, its up, the next one's gate
+            pieces = (_read(*one) for expert in turns for one in expert)
+            stack = QuantStack.from_rows(pieces, len(self.sources[0]), **options)
+        parts = {f"{self.name}.{part}": getattr(stack, part) for part in PARTS}
+        return {name: one for name, one in parts.items() if one is not None}
+
+
+def _read(name: str, path: Path) -> torch.Tensor:
+    with safe_open(path, "pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
 
 
 def quantise_folder(
@@ -71,6 +101,8 @@ def quantise_folder(
     with torch.device("meta"):
         model = kind(settings)
     weights = list(_weights(source, model, config))
+    if any(isinstance(one, Experts) for one in weights):
+        config = GemmuleConfig(**config.to_dict() | {"format": OF_EXPERTS})
     target.mkdir(parents=True, exist_ok=True)
     for file in target.glob("*.safetensors"):
         with safe_open(file, "pt") as begun:
@@ -83,18 +115,63 @@ def _weights(source: Path, model: Any, config: GemmuleConfig) -> Iterator[Weight
     quantizer = GemmuleQuantizer(config, pre_quantized=False)
     quantizer._process_model_before_weight_loading(model)
     where = model_files(source)
+    parts = _Parts(model, quantizer)
     for path in sorted(set(where.values()) if isinstance(where, dict) else {where}):
         with safe_open(path, "pt") as file:
             keys = sorted(file.keys())
             layers = quantizer.layers_in(model, keys, ("weight",))
             for key in keys:
                 shape = file.get_slice(key).get_shape()
+                if parts.took(key, path, shape):
+                    continue
                 name = layers.get(key.removesuffix(".weight"), "")
                 options = quantizer.chosen.get(name) if key.endswith(".weight") else None
                 turned = options is not None and is_turned(model.get_submodule(name))
                 size = torch.empty(shape, device="meta").numel()
                 nbytes = 4 * size if options is None else _bytes_of(size, shape, options)
                 yield Weight(key, path, nbytes, options, turned)
+    yield from parts.together()
+
+
+class _Parts:
+    """The tensors of a folder that projections of experts are made of."""
+
+    def __init__(self, model: Any, quantizer: GemmuleQuantizer) -> None:
+        every = get_model_conversion_mapping(model)
+        self.renamings = [one for one in every if isinstance(one, WeightRenaming)]
+        self.joining = [one for one in every if joins_experts(one)]
+        self.base, self.own = model.base_model_prefix, model.state_dict()
+        self.quantizer = quantizer
+        self.found: dict[str, dict[str | None, list[tuple[str, Path]]]] = {}
+        self.rows: dict[str, list[int]] = {}  # (out, in) of all that were found of one
+
+    def took(self, key: str, path: Path, shape: list[int]) -> bool:
+        """Take a tensor that belongs to a projection that is to be quantised."""
+        name, pattern = rename_source_key(key, self.renamings, self.joining, self.base, self.own)
+        how = self.quantizer.stacked.get(name)
+        if how is None or name not in self.quantizer.chosen or (how.turned and pattern):
+            return False
+        self.found.setdefault(name, {}).setdefault(pattern, []).append((key, path))
+        rows, columns = shape[-2:][::-1] if how.turned else shape[-2:]
+        held = self.rows.setdefault(name, [0, columns])
+        held[0] += rows * (shape[0] if len(shape) == 3 else 1)
+        return True
+
+    def together(self) -> Iterator[Experts]:
+        """Yield the projections."""
+        order = [source for one in self.joining for source in one.source_patterns]
+        for name, kinds in self.found.items():
+            how, options = self.quantizer.stacked[name], self.quantizer.chosen[name]
+            nbytes = _bytes_of(math.prod(self.rows[name]), self.rows[name], options)
+            if None in kinds:
+                ((key, path),) = kinds[None]
+                yield Experts(key, path, nbytes, options, how=how)
+                continue
+            sources = tuple(
+                tuple(sorted(kinds[kind], key=lambda one: dot_natural_key(one[0])))
+                for kind in sorted(kinds, key=order.index)
+            )
+            yield Experts(name, sources[0][0][1], nbytes, options, how=how, sources=sources)
 
 
 def _bytes_of(size: int, shape: list[int], options: dict[str, Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
 import torch
@@ -13,27 +12,23 @@ from gemmule.quant import checks, rounding
 from gemmule.quant.cuda.fragment_order import LAYOUT
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
+from gemmule.torch.coded import Coded
 from gemmule.torch.floats import Floats, is_linear, weight_of
 from gemmule.torch.parts import (
     PARTS,
-    Parts,
     Shape,
     matrix_of,
-    moved,
-    ordered,
     placed,
-    reordered,
     tensor_of,
 )
 from gemmule.torch.quantized_linear import again, check, differentiable, product_of
-from gemmule.torch.saving import refuse_while_saving
 from gemmule.torch.spread import SPREAD, refuse_spread
 
 _NO_WEIGHT = "a QuantLinear has no weight to set; its codes are set by load_state_dict"
 _is_compiling = torch.compiler.is_compiling
 
 
-class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
+class QuantLinear(Coded, torch.nn.Linear):  # type: ignore[misc]
     """``x W^T + bias`` with W quantised: what stands in for `torch.nn.Linear`.
 
     Its buffers are a `QuantizedMatrix`'s parts: ``codes``, ``scales``, ``zeros`` (None when
@@ -51,14 +46,7 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
     Make one from a layer (`from_linear`), from a matrix (`from_matrix`), or empty, to load into.
     """
 
-    bits: int
-    group_size: int | None
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
-    perm: torch.Tensor | None
     bias: torch.nn.Parameter | None
-    weight_dtype: torch.dtype = torch.float32
 
     def __init__(
         self,
@@ -154,25 +142,12 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
         return layer
 
     def _register(self, *parts: torch.Tensor | None) -> None:
-        for name, part in zip(PARTS, parts, strict=True):
-            self.register_buffer(name, part)
+        super()._register(*parts)
         self.register_parameter("bias", None)
-
-    @property
-    def _parts(self) -> Parts:
-        return tuple(self._buffers[name] for name in PARTS)
-
-    def _hold(self, parts: Parts) -> None:
-        self._buffers.update(zip(PARTS, parts, strict=True))
 
     @property
     def _shape(self) -> Shape:
         return Shape(self.out_features, self.in_features, self.bits, self.group_size)
-
-    @property
-    def matrix(self) -> QuantizedMatrix:
-        """The weights as a QuantizedMatrix, in this layer's memory."""
-        return matrix_of((self.codes, self.scales, self.zeros, self.perm), self._shape)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -227,17 +202,6 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
             f"group_size={self.group_size}, bias={self.bias is not None}"
         )
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        parts = self._parts
-        self._hold((None,) * len(PARTS))  # out of sight: they follow by a rule of theirs
-        try:
-            super()._apply(fn, recurse)
-        finally:
-            self._hold(parts)
-        self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype)).dtype
-        self._hold(moved(parts, fn, self._shape))
-        return self
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":  # set to tie it, it would be there and take no part
             raise AttributeError(_NO_WEIGHT)
@@ -251,49 +215,6 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
             raise TypeError(SPREAD if hasattr(param, "device_mesh") else _NO_WEIGHT)
         super().register_parameter(name, param)
 
-    @property
-    def _form(self) -> dict[str, Any]:
-        """What shapes alone do not tell; beside the version of the class in what is saved."""
-        return {"bits": self.bits, "group_size": self.group_size}
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        refuse_while_saving(prefix[:-1])
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        parts = self._parts
-        for name, part, row in zip(PARTS, parts, ordered(parts, self._shape, "row"), strict=True):
-            if row is not part:  # of layers that share codes the same copy
-                destination[prefix + name] = row
-        if hasattr(destination, "_metadata"):
-            destination._metadata.setdefault(prefix[:-1], {}).update(self._form)
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any
-    ) -> None:
-        given = {name: local_metadata[name] for name in self._form if name in local_metadata}
-        errors, name = others[-1], prefix[:-1] or "the layer"
-        if given and given != self._form:
-            errors.append(f"{name} was saved with {given}, but this one has {self._form}")
-            return
-        scales = state_dict.get(f"{prefix}scales")
-        copied = not local_metadata.get("assign_to_params_buffers", False)
-        if copied and scales is not None and not _holds(self.scales.dtype, scales):
-            errors.append(
-                f"{name} was saved with scales in {scales.dtype}, which {self.scales.dtype} "
-                "does not hold: make this one with that scale_dtype, or load with assign=True"
-            )
-            return
-        parts, shape = self._parts, self._shape
-        rows = reordered(parts, shape, "row")  # what is read or given in, part by part
-        self._hold(rows)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
-        loaded = self._parts
-        for key, was, row, now, new in zip(
-            PARTS, parts, rows, loaded, placed(loaded, shape), strict=True
-        ):
-            if now is row is not was:  # others share the tensor that was here
-                was.copy_(new)
-            self._buffers[key] = was if now is row else new
-
     @classmethod
     def _tied(cls, other: QuantLinear, linear: torch.nn.Linear) -> Self:
         """Return the form of a layer whose weight is that of another, in the other's memory."""
@@ -306,10 +227,3 @@ class QuantLinear(torch.nn.Linear):  # type: ignore[misc]
         layer.register_parameter("bias", linear.bias)
         layer.train(linear.training)
         return layer
-
-
-def _holds(dtype: torch.dtype, scales: Any) -> bool:
-    if not isinstance(scales, torch.Tensor) or scales.is_meta or scales.dtype == dtype:
-        return True
-    kept = scales.to(dtype).to(scales.dtype)
-    return bool(torch.allclose(kept, scales, rtol=0, atol=0, equal_nan=True))

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from gemmule.torch.calibration import Inputs, options_from
+from gemmule.torch.experts import QuantExperts, is_experts
 from gemmule.torch.layer import QuantLinear
 from gemmule.torch.replacing import Filter, Place, by_weight, loosened, places, refuse, take_over
 from gemmule.torch.report import Report, nbytes, report_of
@@ -38,7 +39,7 @@ def quantize_(
     calibration: Mapping[str, Inputs] | None = None,
     **options: Any,
 ) -> Report:
-    """Replace the linear layers of a model by quantised ones, in place; return what was done.
+    """Replace a model's linear layers and experts by quantised ones, in place; tell what was done.
 
     The result prints how many layers were replaced, what was left and why, and the bytes; its
     ``model`` is the model. The logger ``gemmule`` warns where nothing, or less than half of what
@@ -46,9 +47,11 @@ def quantize_(
 
     filter: called with a layer's full name and the layer, a `torch.nn.Linear` or a ``Conv1D`` of
     transformers; True where it is replaced, or a dict of options for this layer alone (default:
-    all; subclasses of Linear stay). options: those of `gemmule.quantize`, such as ``method``,
-    ``symmetric``, ``scale_dtype``. calibration: what `gemmule.torch.calibrate` saw of the layers'
-    inputs; each is then quantised with it as its ``importance``, or by ``method="gptq"``.
+    all; subclasses of Linear stay), or with the experts of a mixture of transformers, both of whose
+    projections it decides on (`QuantExperts`). options: those of `gemmule.quantize`, such as
+    ``method``, ``symmetric``, ``scale_dtype``. calibration: what `gemmule.torch.calibrate` saw of
+    the layers' inputs; each is then quantised with it as its ``importance``, or by
+    ``method="gptq"``. Experts are quantised without.
 
     A layer that stands in several places stays one, and layers that share a weight share its
     codes, in memory, after ``.to(device)`` too. Where the other is not quantised, such as an
@@ -82,17 +85,19 @@ def quantize_(
     if type(model) is torch.nn.Linear:
         raise ValueError("the model is one linear layer: use QuantLinear.from_linear")
     before, taken = nbytes(model), list(places(model, filter))
-    names = [place.full for place in taken]
-    for place in taken:  # all of them first: nothing is replaced if one is refused
-        _naming(place.full, refuse, place.linear, QuantLinear)
-    declined = {place.full for place in places(model, None)}.difference(names)
+    mixtures = list(places(model, filter, is_experts))
     common = {"bits": bits, "group_size": group_size, **options}
+    _check_all(taken, mixtures, common)  # first: nothing is replaced if one is refused
+    names = [place.full for place in (*taken, *mixtures)]
+    every = (*places(model, None), *places(model, None, is_experts))
+    declined = {place.full for place in every}.difference(names)
     groups = by_weight(taken)
     chosen = [_chosen(group[0], common, calibration) for group in groups]
     loose = list(loosened(model, groups))
-    del taken
+    del taken, every
     while groups:
         _replace(groups.pop(0), chosen.pop(0))
+    replaced = names[: len(names) - len(mixtures)] + _replace_experts(mixtures, common)
     for layer, name in loose:
         log.warning(
             "layer %r is quantised, but %r, which had the same weight, is not: they are tied "
@@ -105,7 +110,7 @@ def quantize_(
 
         told = ("symmetric", "scale_dtype", "method")
         pretrained.attach(model, **{key: options[key] for key in told if key in options})
-    report = report_of(model, names, declined, before)
+    report = report_of(model, replaced, declined, before)
     if report.share < 0.5:
         log.warning("less than half of the weights that are multiplied was quantised: %r", report)
     return report
@@ -135,6 +140,41 @@ def _replace(group: list[Place], options: dict[str, Any]) -> None:
             take_over(layer, place.linear)
             made[place.linear] = twin = layer
         place.put(made[place.linear])
+
+
+def _replace_experts(mixtures: list[Place], common: dict[str, Any]) -> list[str]:
+    """Put quantised experts where those of a model stand; return the names of their projections.
+
+    The list is emptied, and floats are freed on the way.
+    """
+    names: list[str] = []
+    stand: dict[torch.nn.Module, list[Place]] = {}
+    while mixtures:
+        stand.setdefault(mixtures[0].linear, []).append(mixtures.pop(0))
+    groups = list(stand.values())
+    stand.clear()
+    while groups:
+        group = groups.pop(0)
+        first, own = group[0], {**common, **group[0].options}
+        made = _naming(first.full, QuantExperts.from_experts, first.linear, **own)
+        for place in group:
+            place.put(made)
+            names += [f"{place.full}.{name}" for name in made._names]
+        del group, first, place
+    return names
+
+
+def _check_all(taken: list[Place], mixtures: list[Place], common: dict[str, Any]) -> None:
+    """Raise ValueError for what would lose something, or lacks what a method needs."""
+    for place in taken:
+        _naming(place.full, refuse, place.linear, QuantLinear)
+    for place in mixtures:
+        _naming(place.full, QuantExperts.refuse, place.linear)
+        if {**common, **place.options}.get("method") == "gptq":
+            raise ValueError(
+                f"layer {place.full!r}: method 'gptq' needs second moments, of which experts have "
+                "none. Give them another method by the filter, as a dict, or leave them"
+            )
 
 
 def _naming(layer: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:

@@ -43,6 +43,20 @@ class Shape(NamedTuple):
         there = get_layout(LAYOUT).storage_shape(self.rows, self.columns, self.bits)
         return LAYOUT if tuple(codes.shape) == there and 0 not in there else "row"
 
+    def order_at(self, codes: torch.Tensor) -> str:
+        """Return the layout that products read where codes lie."""
+        return order_at(codes)
+
+
+class StackShape(Shape):
+    """The same of a stack's matrix, whose products read rows of codes wherever they lie."""
+
+    __slots__ = ()
+
+    def order_at(self, codes: torch.Tensor) -> str:
+        """Return ``row``."""
+        return "row"
+
 
 def order_at(codes: torch.Tensor) -> str:
     """Return the layout that products read where codes lie."""
@@ -113,7 +127,7 @@ def matrix_of(parts: Parts, shape: Shape) -> QuantizedMatrix:
             "the layer's codes lie on the device meta, which holds no data. Fill it first: "
             'load_state_dict(..., assign=True), or .to_empty(device="cpu") and load_state_dict.'
         )
-    matrix = _matrix(parts, shape).to(layout=order_at(codes))
+    matrix = _matrix(parts, shape).to(layout=shape.order_at(codes))
     _check_perm(parts[3], shape)
     HELD[id(codes)] = Held(parts, state, matrix)
     return matrix
@@ -140,7 +154,7 @@ def _matrix(parts: Parts, shape: Shape) -> QuantizedMatrix:
     ]
     form: dict[str, Any] = {"bits": shape.bits, "group_size": shape.group_size, "layout": layout}
     codes, scales, zeros, perm = own
-    if order_at(parts[0]) == "row":
+    if isinstance(codes, np.ndarray):
         given = {"shape": shape[:2], "perm": perm}
         return QuantizedMatrix.from_parts(codes, scales, zeros, **given, **form)
     _check_on_device(parts, shape, layout)
@@ -178,7 +192,7 @@ def _check_perm(perm: torch.Tensor | None, shape: Shape) -> None:
 
 def placed(parts: Parts, shape: Shape) -> Parts:
     """Return tensors in the order that products read where they lie: themselves if they do."""
-    return ordered(parts, shape, order_at(parts[0]))
+    return ordered(parts, shape, shape.order_at(parts[0]))
 
 
 def ordered(parts: Parts, shape: Shape, layout: str) -> Parts:
@@ -234,10 +248,10 @@ def moved(parts: Parts, move: Move, shape: Shape) -> Parts:
     codes = parts[0]
 
     def make() -> Parts:
-        leaves = order_at(move(codes.new_empty(0, dtype=torch.int8))) != order_at(codes)
-        given = reordered(parts, shape, "row") if leaves else parts
+        there = shape.order_at(move(codes.new_empty(0, dtype=torch.int8)))
+        given = reordered(parts, shape, "row") if there != shape.order_at(codes) else parts
         found = tuple(None if part is None else _taken(part, move) for part in given)
-        return reordered(found, shape, order_at(found[0]))
+        return reordered(found, shape, shape.order_at(found[0]))
 
     return _shared(parts, move, make)
 

@@ -7,6 +7,7 @@ it loads, ``save_pretrained`` writes codes, and ``from_pretrained`` of that fold
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import re
 import sys
@@ -24,6 +25,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from gemmule.quant import checks
 from gemmule.quant.quantize import quantize
+from gemmule.torch.coded import Coded
+from gemmule.torch.experts import Kept, QuantExperts, QuantStack, how_kept, is_experts
 from gemmule.torch.floats import is_turned
 from gemmule.torch.layer import QuantLinear
 from gemmule.torch.parts import PARTS
@@ -31,6 +34,7 @@ from gemmule.torch.replacing import places, take_over
 from gemmule.torch.saving import METHOD
 
 FORMAT = 1
+OF_EXPERTS = 2  # the format where experts are quantised, which earlier versions would pass over
 # Of glibc. Floats that were read are freed between codes that stay; without it those pages remain
 # the process's, how many by chance.
 _trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -69,12 +73,12 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
         format: int = FORMAT,  # noqa: A002  the name in the file
         quant_method: str = METHOD,
     ) -> None:
-        if format != FORMAT or quant_method != METHOD:
+        if format not in (FORMAT, OF_EXPERTS) or quant_method != METHOD:
             raise ValueError(
                 f"a model saved as {quant_method!r}, format {format!r}; this version of gemmule "
-                f"reads format {FORMAT}: update gemmule, or quantise the model again"
+                f"reads format {FORMAT} to {OF_EXPERTS}: update gemmule, or quantise it again"
             )
-        self.quant_method, self.format = METHOD, FORMAT
+        self.quant_method, self.format = METHOD, format
         self.bits, self.group_size = checks.bits(bits), checks.group_size(group_size)
         self.symmetric, self.scale_dtype, self.method = symmetric, scale_dtype, method
         self.modules_to_not_convert = modules_to_not_convert
@@ -92,8 +96,11 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def describing(self, model: torch.nn.Module) -> GemmuleConfig:
         """Return these options with the bits and groups that a model's layers have."""
-        forms = {name: layer._form for name, layer in quantised(model)}
+        layers = dict(quantised(model))
+        forms = {name: layer._form for name, layer in layers.items()}
         made = GemmuleConfig(**self.to_dict())
+        stacked = any(isinstance(layer, QuantStack) for layer in layers.values())
+        made.format = OF_EXPERTS if stacked else FORMAT
         if forms:
             common = Counter((one["bits"], one["group_size"]) for one in forms.values())
             (made.bits, made.group_size), _ = common.most_common(1)[0]
@@ -106,9 +113,9 @@ def _ends(longer: str, shorter: str) -> bool:
     return longer.endswith(f".{shorter}")
 
 
-def quantised(model: torch.nn.Module) -> Iterable[tuple[str, QuantLinear]]:
-    """Return the quantised layers of a model by name."""
-    return ((name, one) for name, one in model.named_modules() if isinstance(one, QuantLinear))
+def quantised(model: torch.nn.Module) -> Iterable[tuple[str, Coded]]:
+    """Return the quantised layers and projections of experts of a model by name."""
+    return ((name, one) for name, one in model.named_modules() if isinstance(one, Coded))
 
 
 def attach(model: torch.nn.Module, **options: Any) -> None:
@@ -125,12 +132,36 @@ def attach(model: torch.nn.Module, **options: Any) -> None:
             config = GemmuleConfig(**options).describing(module)
             module.hf_quantizer = GemmuleQuantizer(config)
             module.config.quantization_config = config
+            _keep_whole(module)
             _untie(module, (name for name, _ in quantised(module)))
 
 
 def _untie(model: Any, names: Iterable[str]) -> None:
     for name in names:
         model.all_tied_weights_keys.pop(f"{name}.weight", None)
+
+
+def _keep_whole(model: Any) -> None:
+    """Let saving leave a model's stacks as they are: it would cut them, as floats, by experts."""
+    names = [f"{name}.codes" for name, one in quantised(model) if isinstance(one, QuantStack)]
+    if not names:
+        return
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import PrefixChange
+
+        every = get_model_conversion_mapping(model, add_legacy=False)
+        conversions = [one for one in every if not isinstance(one, PrefixChange)]
+    model._weight_conversions = [one for one in conversions if not _cuts(one, names)]
+
+
+def _cuts(conversion: Any, names: Iterable[str]) -> bool:
+    """Tell whether a conversion of weights, done backwards, is one of a tensor of these names."""
+    if not hasattr(conversion, "operations"):
+        return False
+    back = conversion.reverse_transform()
+    return any(back.rename_source_key(name)[1] is not None for name in names)
 
 
 class Operation:
@@ -157,14 +188,64 @@ class Quantise(Operation):
             if options is None:
                 left[key] = value
                 continue
-            turned = is_turned(context["model"].get_submodule(name))
-            matrix = quantize(tensor.T if turned else tensor, **options)
-            layer = QuantLinear.from_matrix(matrix)
-            layer.weight_dtype = tensor.dtype
-            self.hf_quantizer.put(name, layer, **context)
+            how = self.hf_quantizer.stacked.get(name)
+            if how is not None:
+                stack = QuantStack.from_weight(how.stack_of(tensor), **options)
+                self.hf_quantizer.put_stack(name, stack, **context)
+            else:
+                turned = is_turned(context["model"].get_submodule(name))
+                matrix = quantize(tensor.T if turned else tensor, **options)
+                layer = QuantLinear.from_matrix(matrix)
+                layer.weight_dtype = tensor.dtype
+                self.hf_quantizer.put(name, layer, **context)
             if _trim is not None:
                 _trim(0)
         return left
+
+
+def joins_experts(conversion: Any) -> bool:
+    """Tell whether a conversion puts (out, in) matrices of experts behind each other."""
+    kinds = [(type(one).__name__, one.dim) for one in getattr(conversion, "operations", ())[:2]]
+    whole = len(kinds) == len(getattr(conversion, "operations", ()))
+    return whole and kinds in _JOINING
+
+
+_JOINING = ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])
+
+
+class QuantiseEach(Operation):
+    """Quantises the projections of experts that a file holds one by one, each as it was read.
+
+    It stands for what would first join their floats, and calls that for experts that stay floats.
+    """
+
+    def __init__(self, quantizer: GemmuleQuantizer, joining: list[Any]) -> None:
+        super().__init__(quantizer)
+        self.joining = joining
+
+    @classmethod
+    def instead(cls, quantizer: GemmuleQuantizer, conversion: Any) -> Any:
+        """Return a conversion with this one in the place of what joins (out, in) matrices."""
+        if not joins_experts(conversion):
+            return conversion
+        changed = copy.deepcopy(conversion)
+        changed.operations = [cls(quantizer, list(conversion.operations))]
+        return changed
+
+    def convert(self, tensors: dict[str, Any], **context: Any) -> dict[str, Any]:
+        """Return what was joined, or nothing that is left to load."""
+        name, quantizer = context["full_layer_name"], self.hf_quantizer
+        options = quantizer.chosen.get(name)
+        how = quantizer.stacked.get(name)
+        if options is None or how is None or how.turned:
+            for joining in self.joining:
+                tensors = joining.convert(tensors, **context)
+            return tensors
+        sources = [tensors[one] for one in context["source_patterns"]]
+        pieces = (piece for expert in zip(*sources, strict=True) for piece in expert)
+        stack = QuantStack.from_rows(pieces, len(sources[0]), **options)
+        quantizer.put_stack(name, stack, **context)
+        return {}
 
 
 class Assemble(Operation):
@@ -173,18 +254,22 @@ class Assemble(Operation):
     def convert(self, tensors: dict[str, Any], **context: Any) -> dict[str, Any]:
         """Return nothing that is left to load."""
         model, name = context["model"], context["full_layer_name"].removesuffix(".weight")
-        parts = {key.strip(".\\$"): _only(value) for key, value in tensors.items()}
-        linear, options = model.get_submodule(name), self.hf_quantizer.quantization_config
+        by_name = {key.strip(".\\$").rpartition(".")[2]: value for key, value in tensors.items()}
+        parts = [_only(by_name.get(part)) for part in PARTS]
+        own = self.hf_quantizer.quantization_config.options_of(name)
+        form = {"bits": own["bits"], "group_size": own["group_size"]}
+        how = self.hf_quantizer.stacked.get(name)
+        if how is not None:
+            weight = how.stack_of(model.get_parameter(name))
+            stack = QuantStack.from_tensors(*parts, shape=tuple(weight.shape), **form)
+            stack.weight_dtype = self.hf_quantizer.dtype_of(name, weight.dtype)
+            self.hf_quantizer.put_stack(name, stack, **context)
+            return {}
+        linear = model.get_submodule(name)
         turned = is_turned(linear)
         shape = tuple(reversed(linear.weight.shape)) if turned else tuple(linear.weight.shape)
-        own = options.options_of(name)
-        layer = QuantLinear.from_tensors(
-            *(parts.get(part) for part in PARTS),
-            shape=shape,
-            bits=own["bits"],
-            group_size=own["group_size"],
-        )
-        layer.weight_dtype = self.hf_quantizer.dtype_of(name, linear.weight.dtype)
+        layer = QuantLinear.from_tensors(*parts, shape=shape, **form)
+        layer.weight_dtype = self.hf_quantizer.dtype_of(f"{name}.weight", linear.weight.dtype)
         self.hf_quantizer.put(name, layer, **context)
         return {}
 
@@ -205,6 +290,8 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: GemmuleConfig, **options: Any) -> None:
         super().__init__(quantization_config, **options)
         self.chosen: dict[str, dict[str, Any]] = {}  # what is to be quantised, or was, by name
+        self.stacked: dict[str, Kept] = {}  # those of them that are projections of experts
+        self.halves: dict[str, QuantStack] = {}  # projections of experts whose other one is to come
         self.pending: set[str] = set()
         self.kept: dict[str, torch.dtype] = {}
 
@@ -229,7 +316,7 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         """Tell whether a parameter is the weight of a layer that is or will be quantised."""
         name, key = param_name.rpartition(".")[::2]
-        return key == "weight" and name in self.chosen
+        return param_name in self.chosen or (key == "weight" and name in self.chosen)
 
     def get_quantize_ops(self) -> Operation:
         """Return what quantises a weight that was read."""
@@ -239,6 +326,12 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
         self, model: Any, checkpoint_files: Any = None, dtype: Any = None, **_: Any
     ) -> None:
         linears = {place.full: place.linear for place in places(model, None)}
+        self.stacked = {
+            f"{place.full}.{name}": how
+            for place in places(model, None, is_experts)
+            if (how := how_kept(place.linear)) is not None
+            for name in how.names
+        }
         self.kept = model._get_dtype_plan(dtype) if dtype is not None else {}
         self.chosen = self._chosen(model, linears, checkpoint_files)
         self.pending = set(self.chosen)
@@ -248,11 +341,15 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
         config = self.quantization_config
         if self.pre_quantized:
             there = set(self.layers_in(model, keys_of(files), ("codes",)).values())
-            return {name: config.options_of(name) for name in linears if name in there}
-        kept = self.get_modules_to_not_convert(model, config.modules_to_not_convert)
-        return {
-            name: config.options_of(name) for name in linears if should_convert_module(name, kept)
-        }
+            every = (*linears, *self.stacked)
+            return {name: config.options_of(name) for name in every if name in there}
+        floats = self.get_modules_to_not_convert(model, config.modules_to_not_convert)
+        names = [name for name in linears if should_convert_module(name, floats)]
+        for name, how in self.stacked.items():  # both projections of experts, or none
+            experts = name.rpartition(".")[0]
+            if all(should_convert_module(f"{experts}.{one}", floats) for one in how.names):
+                names.append(name)
+        return {name: config.options_of(name) for name in names}
 
     def layers_in(self, model: Any, keys: Iterable[str], parts: Iterable[str]) -> dict[str, str]:
         """Return the layers of a file whose tensors end in `parts`, with their names in a model."""
@@ -265,21 +362,28 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
         for name, part in (key.rpartition(".")[::2] for key in keys):
             if part in parts:
                 key, _ = rename_source_key(f"{name}.weight", renamings, [], base, own)
-                found[name] = key.removesuffix(".weight")
+                stacked, _ = rename_source_key(name, renamings, [], base, own)
+                found[name] = stacked if stacked in own else key.removesuffix(".weight")
         return found
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Return the model's own conversions, and that of codes and scales to layers."""
         if not self.pre_quantized:
-            return weight_conversions
+            return [QuantiseEach.instead(self, one) for one in weight_conversions]
         from transformers.core_model_loading import WeightConverter
 
         sources = [rf"\.{part}$" for part in PARTS]
-        return [*weight_conversions, WeightConverter(sources, ".weight", [Assemble(self)])]
+        ends = {".".join(name.rsplit(".", 2)[-2:]) for name in self.stacked if name in self.chosen}
+        stacks = [
+            WeightConverter([rf"\.{end}\.{part}$" for part in PARTS], f".{end}", [Assemble(self)])
+            for end in sorted(ends)
+        ]
+        linear = WeightConverter(sources, ".weight", [Assemble(self)])
+        return [*weight_conversions, *stacks, linear]
 
     def dtype_of(self, name: str, usual: torch.dtype) -> torch.dtype:
-        """Return the dtype that a layer's weight would have been loaded in."""
-        found = (dtype for key, dtype in self.kept.items() if re.search(key, f"{name}.weight"))
+        """Return the dtype that a weight of a name would have been loaded in."""
+        found = (dtype for key, dtype in self.kept.items() if re.search(key, name))
         return next(found, usual)
 
     def put(
@@ -296,6 +400,23 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
         self.pending.discard(name)
         missing_keys.discard(f"{name}.weight")
 
+    def put_stack(
+        self, name: str, stack: QuantStack, *, model: Any, missing_keys: Any, **_: Any
+    ) -> None:
+        """Keep a projection of experts, and with the other one let them take the floats' place."""
+        parent = name.rpartition(".")[0]
+        self.halves[name] = stack
+        self.pending.discard(name)
+        missing_keys.discard(name)
+        names = {one: f"{parent}.{one}" for one in self.stacked[name].names}
+        if all(full in self.halves for full in names.values()):
+            experts = model.get_submodule(parent)
+            stacks = {one: self.halves.pop(full) for one, full in names.items()}
+            made = QuantExperts.in_place_of(experts, stacks)
+            made._is_hf_initialized = True
+            for place in places(model, lambda _, one: one is experts, is_experts):
+                place.put(made)
+
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         if self.pending and self.pre_quantized:  # else they were not in the file, and stay floats
             raise ValueError(
@@ -308,6 +429,7 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
             for one in conversions
             if not any(isinstance(op, Operation) for op in getattr(one, "operations", ()))
         ]
+        _keep_whole(model)
         self._describe(model)
         return model
 

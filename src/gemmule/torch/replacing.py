@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ Filter = Callable[[str, torch.nn.Module], "bool | Options"]
 
 
 class Place(NamedTuple):
-    """Where a linear layer stands in a model, and the options that are its own."""
+    """Where a linear layer, or experts, stand in a model, and the options that are its own."""
 
     parent: torch.nn.Module
     name: str
@@ -29,8 +29,7 @@ class Place(NamedTuple):
             self.parent.activation_relu_or_gelu = 0  # else a kernel of its own wants float weights
 
 
-# Shared, not copied: the handles by which hooks are removed know these dictionaries, and a layer
-# within the layer may be replaced in turn.
+# Shared, not copied: the handles by which hooks are removed know these dictionaries.
 _SHARED = (
     "_backward_pre_hooks",
     "_backward_hooks",
@@ -40,7 +39,6 @@ _SHARED = (
     "_forward_hooks_always_called",
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
-    "_modules",
 )
 _OF_STATE = (
     "_state_dict_hooks",
@@ -50,12 +48,14 @@ _OF_STATE = (
 )
 
 
-def places(model: torch.nn.Module, wanted: Filter | None) -> Iterator[Place]:
-    """Yield every place of a model where a linear layer stands that is wanted."""
+def places(
+    model: torch.nn.Module, wanted: Filter | None, known: Callable[[Any], bool] = is_linear
+) -> Iterator[Place]:
+    """Yield every place of a model where what `known` knows stands and is wanted."""
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():  # named_children leaves out what it has met
             full = f"{path}.{name}" if path else name
-            wish = is_linear(child) and (wanted is None or wanted(full, child))
+            wish = known(child) and (wanted is None or wanted(full, child))
             if wish or isinstance(wish, Mapping):
                 options = wish if isinstance(wish, Mapping) else {}
                 yield Place(parent, name, full, child, options)
@@ -78,10 +78,12 @@ def loosened(model: torch.nn.Module, groups: list[list[Place]]) -> Iterator[tupl
             yield group[0].full, name
 
 
-def refuse(linear: Any, kind: type[torch.nn.Module]) -> None:
+def refuse(
+    linear: Any, kind: type[torch.nn.Module], parameters: Collection[str] = ("weight", "bias")
+) -> None:
     """Raise ValueError for a layer of which `kind` would lose something, or compute otherwise."""
-    further = set(linear._parameters) - {"weight", "bias"}
-    if further or linear._parameters.get("weight") is None:
+    further = set(linear._parameters).difference(parameters)
+    if further or ("weight" in parameters and linear._parameters.get("weight") is None):
         why = f"computed, from {', '.join(sorted(further))}" if further else "no Parameter"
         raise ValueError(
             f"its weight is {why}, and would not be that any more. Make it a Parameter first: "
@@ -94,10 +96,11 @@ def refuse(linear: Any, kind: type[torch.nn.Module]) -> None:
         )
     if linear._compiled_call_impl is not None:
         raise ValueError("it was compiled in place; quantise first, then call its compile()")
+    declared = {name for one in kind.__mro__ for name in vars(one).get("__annotations__", ())}
     hidden = {
         name
         for name in (*_own(linear), *linear._buffers)
-        if hasattr(kind, name) or name in kind.__annotations__
+        if hasattr(kind, name) or name in declared
     }
     if hidden:
         raise ValueError(
@@ -106,8 +109,18 @@ def refuse(linear: Any, kind: type[torch.nn.Module]) -> None:
         )
 
 
-def take_over(layer: torch.nn.Module, linear: Any) -> None:
-    """Give a new layer what the old one had: hooks, attributes, buffers, layers within it."""
+def take_over(layer: torch.nn.Module, linear: Any, without: Collection[str] | None = None) -> None:
+    """Give a new layer what the old one had: hooks, attributes, buffers, layers within it.
+
+    without: the names of weights, where all other parameters are taken over as well, and layers of
+    these names stand for them.
+    """
+    if without is None:
+        layer._modules = linear._modules  # shared: a layer within it may be replaced in turn
+    else:
+        layer._modules.update(linear._modules)
+        kept = (one for one in linear._parameters.items() if one[0] not in without)
+        layer._parameters.update(kept)
     for name in _SHARED:
         setattr(layer, name, getattr(linear, name))
     for name in _own(linear):

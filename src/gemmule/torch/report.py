@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from gemmule.torch.coded import Coded
+from gemmule.torch.experts import QuantExperts
 from gemmule.torch.floats import is_linear
-from gemmule.torch.layer import QuantLinear
 
 _SHOWN = 20
 _LOOKED_UP = "an embedding, whose rows are looked up and not multiplied"
@@ -72,8 +73,8 @@ def report_of(
     for name, why, tensor in _matrices(model, declined):
         skipped[name], sizes[name] = why, tensor.numel() * tensor.element_size()
         left += 0 if why in (_LOOKED_UP, _DECLINED) else tensor.numel()
-    layers = {one for one in model.modules() if isinstance(one, QuantLinear)}
-    taken = sum(one.out_features * one.in_features for one in layers)
+    layers = {one for one in model.modules() if isinstance(one, Coded)}
+    taken = sum(one._shape.rows * one._shape.columns for one in layers)
     share = taken / (taken + left) if taken else 0.0
     after = nbytes(model)
     return Report(model, tuple(replaced), skipped, before, after, share, sizes)
@@ -84,6 +85,8 @@ def _matrices(
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yield the name of each matrix of floats that a model has, why it is one, and the matrix."""
     for path, module in model.named_modules():
+        if isinstance(module, QuantExperts):  # whose biases are vectors, one for each expert
+            continue
         for key, tensor in module.named_parameters(recurse=False):
             if torch.nn.parameter.is_lazy(tensor) or tensor.is_nested or tensor.ndim < 2:
                 continue

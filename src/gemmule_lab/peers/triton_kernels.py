@@ -1,4 +1,4 @@
-"""Two kernels of ours in Triton: what a plain kernel in that language reaches on the same problems.
+"""Kernels of ours in Triton: what a plain kernel in that language reaches on the same problems.
 
 Imported only where Triton and PyTorch are installed. They are opponents, not rungs: tiles are
 chosen by size alone, and nothing is tuned at run time.
@@ -64,6 +64,70 @@ def _matmul_persistent(  # type: ignore[no-untyped-def]
             right = b.load([column * TILE_N, step * TILE_K])
             total = tl.dot(left, right.T, total)
         c.store([row * TILE_M, column * TILE_N], total.to(c.dtype))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _grouped_persistent(  # type: ignore[no-untyped-def]
+    a,
+    w,
+    c,
+    ends,
+    experts,
+    n,
+    k,
+    w_step,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """Walk the tiles of all experts, counted from their ends; A (tokens, k), W (experts, n, k)."""
+    tiles_n = tl.cdiv(n, TILE_N)
+    tile, done, begin = tl.program_id(0), 0, 0
+    for expert in range(experts):
+        end = tl.load(ends + expert)
+        count = tl.cdiv(end - begin, TILE_M) * tiles_n
+        while tile < done + count:
+            rows = begin + (tile - done) // tiles_n * TILE_M + tl.arange(0, TILE_M)
+            columns = (tile - done) % tiles_n * TILE_N + tl.arange(0, TILE_N)
+            left_at = a + rows.to(tl.int64)[:, None] * k
+            right_at = w + columns.to(tl.int64)[None, :] * k
+            total = tl.zeros((TILE_M, TILE_N), tl.float32)
+            for start in range(0, k, TILE_K):
+                inner = start + tl.arange(0, TILE_K)
+                left_mask = (rows < end)[:, None] & (inner < k)[None, :]
+                right_mask = (inner < k)[:, None] & (columns < n)[None, :]
+                left = tl.load(left_at + inner[None, :], mask=left_mask, other=0.0)
+                right = tl.load(right_at + inner[:, None], mask=right_mask, other=0.0)
+                total = tl.dot(left, right, total)
+            target = c + rows.to(tl.int64)[:, None] * n + columns[None, :]
+            mask = (rows < end)[:, None] & (columns < n)[None, :]
+            tl.store(target, total.to(c.dtype.element_ty), mask=mask)
+            tile += PROGRAMS
+        done += count
+        begin = end
+        w += w_step
+
+
+def grouped(a: Any, w: Any, ends: Any) -> Any:
+    """Return rows of a (tokens, k), sorted by expert, each by its expert's matrix of w.
+
+    w: (experts, k, n), kept as (experts, n, k). Nothing waits for the ends.
+    """
+    (tokens, k), (experts, _, n) = a.shape, w.shape
+    found = a.new_empty((tokens, n))
+    units = torch.cuda.get_device_properties(a.device).multi_processor_count
+    each = tokens / max(experts, 1)
+    tile_m, tile_n, tile_k = (16, 64, 256) if each <= 16 else (64, 128, 64)
+    if each > 64:
+        tile_m = 128
+    programs = (2 if tile_m < 128 else 1) * units
+    _grouped_persistent[(programs,)](
+        a.contiguous(), w, found, ends, experts, n, k, w.stride(0),
+        TILE_M=tile_m, TILE_N=tile_n, TILE_K=tile_k, PROGRAMS=programs,
+        num_warps=8 if tile_m == 128 else 4, num_stages=3,
+    )  # fmt: skip
+    return found
 
 
 def matvec(a: Any, x: Any, y: Any) -> None:

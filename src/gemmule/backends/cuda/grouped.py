@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+from dataclasses import replace
 
 from gemmule.backends.base import GroupedRun
 from gemmule.backends.cuda import arrays as device_arrays
@@ -14,6 +16,12 @@ from gemmule.core.operand import Operand
 
 class GroupedLauncher(Launcher):
     """A prepared grouped product."""
+
+    def early(self) -> GroupedLauncher:
+        """Return the launcher whose kernel is started before the one in front of it has ended."""
+        other = copy.copy(self)
+        other.steps, other._starts = tuple(replace(step, pdl=True) for step in self.steps), {}
+        return other
 
     def multiply(self, a: Operand, w: Operand, ends: Operand, out: Operand) -> None:
         """Launch on operands of the prepared forms, on the caller's stream of their device."""

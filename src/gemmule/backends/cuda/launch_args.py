@@ -62,6 +62,15 @@ def addresses(packed: bytes, count: int) -> tuple[int, ...]:
     return found
 
 
+def operands(packed: bytes, *, coded: bool) -> tuple[int, ...]:
+    """Return the addresses of a struct in the order of `starter`: operands, then the workspace.
+
+    Of a quantised matrix that of its codes.
+    """
+    found = addresses(packed, 7 if coded else 4)
+    return (found[0], *found[4:]) if coded else found
+
+
 def without_rows(packed: bytes, operand: str) -> bytes:
     """Return a matmul's struct in which A has no rows, or B no columns."""
     names = [name for name, _ in GEMM_FIELDS]

@@ -19,7 +19,7 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Step
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
-WORKSPACE = 3  # its place among the addresses that a matmul's struct begins with
+WORKSPACE = 3  # its place among what a starter is given: the operands, then the workspace
 MOST_KEPT = 256  # encoded maps of one operand; a process that meets more addresses begins anew
 # CUtensorMapDataType by size: unsigned integers, for nothing is done with the elements but moving.
 _TYPES = {1: 0, 2: 1, 4: 2, 8: 4}
@@ -30,9 +30,9 @@ _L2_PROMOTION_256 = 3
 class Shape(NamedTuple):
     """A tensor map without its address: three dimensions, the contiguous one first.
 
-    word: which of the addresses that the struct begins with it belongs to; it lies `offset` bytes
-    behind that. Sizes and the box count elements, strides (of dimensions 1 and 2) bytes. A shared
-    operand has one plane.
+    word: which operand it belongs to, of the three and the workspace in the order of `starter`; it
+    lies `offset` bytes behind that. Sizes and the box count elements, strides (of dimensions 1 and
+    2) bytes. A shared operand has one plane.
     """
 
     word: int
@@ -52,13 +52,18 @@ def declared(steps: Sequence[Step], problem: Problem, packed: Any) -> tuple[Shap
     maps = tuple(dict.fromkeys(step.maps for step in steps if step.maps))
     if not maps:
         return ()
-    if len(maps) > 1 or problem.op == "matvec" or problem.quant is not None:
+    coded = problem.quant is not None and problem.op == "grouped"
+    dense = problem.quant is None or coded
+    if len(maps) > 1 or problem.op == "matvec" or not dense:
         raise ValueError(
             f"the steps of a launch declare {len(maps)} lists of tensor maps for "
             f"{problem.describe()}; required is one list for all, of dense matrices."
         )
-    names = (name for name, _ in launch_args.GEMM_FIELDS)
-    fields = dict(zip(names, launch_args.GEMM.unpack_from(packed), strict=True))
+    kind = "QUANT" if coded else "GEMM"
+    names = (name for name, _ in getattr(launch_args, f"{kind}_FIELDS"))
+    fields = dict(zip(names, getattr(launch_args, kind).unpack_from(packed), strict=True))
+    if coded:
+        return tuple(_beside_codes(one, problem, fields) for one in maps[0])
     return tuple(_shape(one, problem, fields) for one in maps[0])
 
 
@@ -91,6 +96,15 @@ def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
         plane_bytes = row_bytes * sizes[1]
     strides = (row_bytes, plane_bytes)
     return Shape(word, item, (*sizes, planes), strides, (*one.box, 1), one.packed_at or 0)
+
+
+def _beside_codes(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
+    """Return the map of the tokens, or of all experts' rows of codes, in bytes."""
+    if one.operand == "b":
+        sizes = fields["code_row_bytes"], fields["m"] * fields["scale_row"], 1
+        return Shape(0, 1, sizes, (sizes[0], sizes[0]), (*one.box, 1))
+    dense = {"m": fields["columns"], "k": fields["n"], "a_row": fields["x_col"], "a_batch": 0}
+    return _shape(one, problem, dense)._replace(word=1)
 
 
 def _halves(one: HalvesMap, sizes: tuple[int, int], planes: int) -> Shape:
@@ -155,11 +169,14 @@ class Maps:
         self.shapes = shapes
         self.kept: tuple[dict[int, bytes], ...] = tuple({} for _ in shapes)
 
-    def of(self, addresses: Sequence[int]) -> list[bytes]:
+    def of(self, addresses: Sequence[Any]) -> list[bytes]:
         """Return each map's bytes, given the addresses that the struct begins with."""
         found = []
         for shape, kept in zip(self.shapes, self.kept, strict=True):
-            address = addresses[shape.word] + shape.offset
+            begin = addresses[shape.word]
+            if isinstance(begin, bytes):  # the four of a quantised matrix, its codes' first
+                begin = int.from_bytes(begin[:8], "little")
+            address = begin + shape.offset
             encoded = kept.get(address)
             if encoded is None:
                 if len(kept) >= MOST_KEPT:

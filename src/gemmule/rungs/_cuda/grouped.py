@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -45,6 +46,15 @@ def pieces(problem: Problem, size: int) -> tuple[float, float]:
     touched = experts * (1.0 - (1.0 - 1.0 / experts) ** problem.m)
     each = problem.m / max(touched, 1e-9)
     return touched * max(1.0, each / size + 0.5), touched
+
+
+def between(points: dict[int, float], at: float) -> float:
+    """Return the value at a place on the line through points, whose first and last go on."""
+    known = sorted(points.items())
+    for (low, below), (high, above) in itertools.pairwise(known):
+        if low <= at <= high:
+            return below + (above - below) * (at - low) / (high - low)
+    return known[0][1] if at < known[0][0] else known[-1][1]
 
 
 # Seconds from the launch to the first item and behind the last, on one H100 (November 2026).

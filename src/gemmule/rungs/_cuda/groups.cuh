@@ -4,6 +4,15 @@
 // experts, x are the tokens, `columns` of them, and the ends lie in `work` too.
 #pragma once
 #include "args.cuh"
+#include "ptx.cuh"
+
+// Kernels may be started before the one in front has ended: they wait for it, and let the next one start.
+__device__ __forceinline__ void take_turn() {
+#if __CUDA_ARCH__ >= 900
+  ptx::pdl_wait();
+  ptx::pdl_launch_dependents();
+#endif
+}
 
 // The rows of one expert.
 struct Group { int begin, count; };
@@ -33,15 +42,10 @@ __device__ __forceinline__ int expert_of(const int* ends, int experts, i64 row) 
   return low;
 }
 
-// Fills first[e] with the pieces of `size` rows before expert e, for e up to `experts`, and returns how many there are:
-// the list of what is to be done, which each block makes for itself. All THREADS of a block come here.
-template <int THREADS>
-__device__ __forceinline__ int list_pieces(const Ends& ends, int size, int* first) {
+// What the threads in front of this one have in all, each `mine`. All THREADS of a block come here.
+template <int THREADS> __device__ __forceinline__ int sum_before(int mine) {
   __shared__ int totals[THREADS / 32];
-  const int experts = ends.experts, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int share = (experts + THREADS - 1) / THREADS, start = threadIdx.x * share, stop = min(start + share, experts);
-  int mine = 0;
-  for (int e = start; e < stop; ++e) mine += (ends.of(e).count + size - 1) / size;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int before = mine;
 #pragma unroll
   for (int o = 1; o < 32; o *= 2) {
@@ -52,6 +56,18 @@ __device__ __forceinline__ int list_pieces(const Ends& ends, int size, int* firs
   __syncthreads();
   before -= mine;
   for (int w = 0; w < warp; ++w) before += totals[w];
+  return before;
+}
+
+// Fills first[e] with the pieces of `size` rows before expert e, for e up to `experts`, and returns how many there are:
+// the list of what is to be done, which each block makes for itself. All THREADS of a block come here.
+template <int THREADS>
+__device__ __forceinline__ int list_pieces(const Ends& ends, int size, int* first) {
+  const int experts = ends.experts;
+  const int share = (experts + THREADS - 1) / THREADS, start = threadIdx.x * share, stop = min(start + share, experts);
+  int mine = 0;
+  for (int e = start; e < stop; ++e) mine += (ends.of(e).count + size - 1) / size;
+  int before = sum_before<THREADS>(mine);
   for (int e = start; e < stop; ++e) {
     first[e] = before;
     before += (ends.of(e).count + size - 1) / size;
@@ -65,15 +81,17 @@ __device__ __forceinline__ int list_pieces(const Ends& ends, int size, int* firs
 struct Work { int expert, slab, token, tokens; };
 
 // Finds items of a list, which come in rising order: pieces of one slab side by side, so that they share its bytes.
+// Where pieces have a `unit` they are as even as multiples of it can be: none of them has to wait for a fuller one.
 struct Items {
   Ends ends;
   const int* first;   // of list_pieces, pieces of `size`
-  int slabs, size, expert;
+  int slabs, size, expert, unit = 0;
   __device__ __forceinline__ Work at(i64 item) {
     while (item >= (i64)first[expert + 1] * slabs) ++expert;
     const int pieces = first[expert + 1] - first[expert], local = (int)(item - (i64)first[expert] * slabs);
     const Group group = ends.of(expert);
-    const int begin = local % pieces * size;
-    return {expert, local / pieces, group.begin + begin, min(group.count - begin, size)};
+    const int each = unit ? ((group.count + pieces - 1) / pieces + unit - 1) / unit * unit : size;
+    const int begin = local % pieces * each;
+    return {expert, local / pieces, group.begin + begin, min(group.count - begin, each)};
   }
 };

@@ -6,6 +6,7 @@
 template <class TA, class TB, class TC>
 __global__ void __launch_bounds__(256) row_by_row(const GemmArgs p) {
   typedef typename AccOf<TC>::type Acc;
+  take_turn();
   const Tile tile = tile_of(p, 8, 32);
   const i64 i = tile.row + threadIdx.x / 32, j = tile.col + threadIdx.x % 32;
   if (i >= p.m || j >= p.n) return;

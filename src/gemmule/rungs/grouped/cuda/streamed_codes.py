@@ -1,10 +1,11 @@
 """Streamed codes: the touched experts' codes of 4 or 8 bits go by once, for a few tokens each.
 
-Blocks share the work as in `streamed_experts`. A lane loads 16 bytes of a row of codes; four lanes
-deal them among each other, so that every instruction stays within 32 codes and so within one group.
-Codes become halves exactly (an integer below 256 is one), tensor cores sum a group of products and,
-beside ones, of the inputs alone, and the group's scale and zero point come to those sums in
-float32: no weight is rounded. What limits it are instructions, at half of what the memory brings.
+Blocks share the work as in `streamed_experts`. Each warp copies the codes of its next turn to
+shared memory of its own while it multiplies those of the last, and has asked for their scales;
+lanes read from there what belongs together, so that an instruction stays within 32 codes and so
+within one group. Codes less their middle become halves exactly, tensor cores sum a group of
+products and, for zero points beside ones, of the inputs alone, and the group's scale and zero point
+come to those sums in float32: no weight is rounded.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, quickest
 
 WARPS, ROWS, PITCH = 8, 32, 4
+STAGES_BYTES = WARPS * 2 * ROWS * (128 + 16)  # two of each warp, rows 16 bytes apart
 MOST_EXPERTS = 4096
 
 
-def _depth(problem: Problem, tokens: int) -> int:
+def _depth(problem: Problem) -> int:
     """Return how many codes of a row a warp multiplies in a turn."""
-    return (2 if tokens == 8 else 1) * 4 * (128 // (4 if problem.b == "uint4" else 8))
+    return 8 * (128 // (4 if problem.b == "uint4" else 8))
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -28,19 +30,19 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     if spec is None:
         raise TypeError("streamed_codes multiplies codes; the matrices are dense.")
     types = (CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype])
-    shared = 4 * (WARPS // wide * tokens * (ROWS * wide + PITCH) + problem.batch + 1)
+    sums = 2 * (WARPS // wide) * tokens * (ROWS * wide + PITCH)
     return (
         flat(
-            instance("streamed_codes", *types, spec.bits, tokens // 8, wide),
+            instance("streamed_codes", *types, spec.bits, spec.has_zeros, tokens // 8, wide),
             machine.units * (1 if tokens > 16 else 2),
             32 * WARPS,
-            smem=shared,
+            smem=STAGES_BYTES + 4 * (sums + problem.batch + 1),
         ),
     )
 
 
 def _chain(problem: Problem, params: Params) -> int:
-    parts, depth = WARPS // params["wide"], _depth(problem, params["tokens"])
+    parts, depth = WARPS // params["wide"], _depth(problem)
     return int(ceil_div(problem.k, parts * depth) * (depth + depth // 32) + parts)
 
 
@@ -52,10 +54,10 @@ def _takes(problem: Problem) -> bool:
     return size is not None and size > 0 and size % 32 == 0
 
 
-# Codes that one multiprocessor of an H100 multiplies a second (November 2026), by bits and tokens:
-# instructions limit them; the memory would bring 46 and 23 billion.
-RATES = {(4, 8): 21e9, (4, 16): 17.5e9, (8, 8): 16.5e9, (8, 16): 13e9}
-WIDE_SHARES = {1: 0.95, 2: 1.0, 4: 0.97}  # of these, by the warps that stand side by side
+# Codes that one multiprocessor of an H100 multiplies a second (November 2026), by bits and tokens;
+# the memory would bring 46 and 23 billion.
+RATES = {(4, 8): 33e9, (4, 16): 29e9, (8, 8): 20e9, (8, 16): 18.5e9}
+WIDE_SHARES = {1: 0.96, 2: 1.0, 4: 0.97}  # of these, by the warps that stand side by side
 SHARE = 0.9  # of the read ceiling, where the memory limits them
 
 
@@ -85,8 +87,7 @@ RUNG = CudaRung(
         for out in (t, "float32")
     ),
     arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
-    after="streamed_experts",
-    branch="matrices of codes",
+    after="code_by_code",
     quantized=True,
     accepts_quant=_takes,
     layouts=("row",),

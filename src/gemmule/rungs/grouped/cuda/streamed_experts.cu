@@ -79,6 +79,7 @@ struct Turn {
 // while the sums of this one meet in shared memory.
 template <class TA, class TB, class TC, bool ALONG_K, int NT, int WIDE>
 __global__ void __launch_bounds__(32 * WARPS, NT > 2 ? 1 : 2) streamed_experts(const GemmArgs p) {
+  take_turn();
   typedef Turn<TB, ALONG_K, NT> Mine;
   constexpr int SLAB = Mine::ROWS * WIDE, PARTS = WARPS / WIDE, TOKENS = 8 * NT, PITCH = SLAB + (ALONG_K ? 4 : 1);
   extern __shared__ __align__(16) float part[];   // [PARTS][TOKENS][PITCH], then the list

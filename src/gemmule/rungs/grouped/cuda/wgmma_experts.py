@@ -4,11 +4,11 @@ The matrix instruction of Hopper reads both operands from shared memory, so no l
 or permutes anything: one thread has TMA copy 128 columns of the expert's matrix and a tile of its
 tokens, as far ahead as a ring of 4 to 12 stages is long and into the next expert, and two
 warpgroups multiply. The matrix takes the instruction's 64 rows and the tokens its columns, 16 to
-256 of them: a ragged end costs few of them, and 16 tokens an expert no more than the bytes. What a
-tile holds beyond the group's end are rows of the next one; they are multiplied and not stored.
-Tiles that share columns of W run side by side, so that it is read from memory once. At 512 tokens
-an expert it is 6 % behind CUTLASS' kernel in PyTorch: there the sums of a tile are on their way out
-while nothing is multiplied.
+256 of them: a ragged end costs few of them, and 16 tokens an expert no more than the bytes. An
+expert's tokens are cut into even pieces, and each is multiplied by the narrowest instruction that
+holds it: at 512 tokens an expert that is a sixth of the time. What a tile holds beyond the group's
+end are rows of the next one; they are multiplied and not stored. Tiles that share columns of W run
+side by side, so that it is read from memory once.
 """
 
 from __future__ import annotations
@@ -41,32 +41,38 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
             THREADS,
             smem=_stages(width) * _stage_bytes(width) + 4 * (problem.batch + 1),
             maps=(
-                half_tiles.tile_map("a", width, along=True),
+                half_tiles.tile_map("a", min(width, 64), along=True),
                 half_tiles.tile_map("b", HEIGHT, along),
             ),
         ),
     )
 
 
-# Of one multiprocessor of an H100 (November 2026): seconds of a stage by the tokens of a tile, of
+# Of one multiprocessor of an H100 (November 2026): seconds of a stage by the tokens of a piece, of
 # which up to 64 take what TMA does, and seconds that a tile takes beside its stages.
-STAGE_S = {16: 0.38e-6, 32: 0.33e-6, 64: 0.38e-6, 128: 0.47e-6, 256: 0.81e-6}
+WIDTHS = (16, 32, 64, 128, 256)
+STAGE_S = {16: 0.38e-6, 32: 0.33e-6, 64: 0.38e-6, 128: 0.47e-6, 205: 0.68e-6, 256: 0.81e-6}
 TILE_S, TOKEN_SHARE = 0.6e-6, 0.05  # of the bytes of tokens, which the L2 brings again and again
+AGAIN = 0.1  # of a slab's bytes for each further piece that they meet
 
 
 def _expected_s(problem: Problem, width: int, machine: Machine) -> float:
     stages = ceil_div(problem.k, half_tiles.DEPTH)
     count, touched = grouped.pieces(problem, width)
     slabs = ceil_div(problem.n, HEIGHT)
+    each = problem.m / max(count, 1e-9)  # tokens of a piece, which are even
     bytes_of_w = 2.0 * HEIGHT * half_tiles.DEPTH * stages
-    share = touched / max(count, 1e-9)  # a slab's other pieces find it in the L2
-    moved = bytes_of_w * share + TOKEN_SHARE * bytes_of_w * width / HEIGHT
-    return grouped.items_s(machine, count * slabs, moved, stages * STAGE_S[width] + TILE_S)
+    share = touched / max(count, 1e-9)  # a slab's other pieces mostly find it in the L2
+    moved = bytes_of_w * (share + AGAIN * (1.0 - share) + TOKEN_SHARE * each / HEIGHT)
+    if width == 256 and each >= 48.0:  # fewer and larger copies under way
+        moved *= 0.97
+    busy = stages * grouped.between(STAGE_S, each) + TILE_S
+    return grouped.items_s(machine, count * slabs, moved, busy)
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     return quickest(
-        [{"tokens": width} for width in STAGE_S],
+        [{"tokens": width} for width in WIDTHS],
         lambda params: _expected_s(problem, params["tokens"], machine),
     )
 
@@ -81,7 +87,7 @@ RUNG = CudaRung(
     layouts=("row",),
     layouts_b=("row", "col"),
     archs=("sm_90a",),
-    params={"tokens": tuple(STAGE_S)},
+    params={"tokens": WIDTHS},
     constraints=(
         half_tiles.ALIGNED,
         half_tiles.COUNTED,

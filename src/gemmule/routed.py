@@ -1,0 +1,238 @@
+"""Grouped products with what surrounds them: indices, weights of slots, and a gate at the end.
+
+Rows are put in the order of their experts, multiplied as `gemmule.grouped` does it, and delivered:
+on a GPU by kernels of the caller's stream, on the host by NumPy with the same meaning.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gemmule.arrays.interop import (
+    check_out,
+    check_same_kind,
+    empty_like_kind,
+    mark_written,
+    quantized_form,
+    to_kind,
+    unwrap,
+)
+from gemmule.backends.cuda import launch_args
+from gemmule.backends.cuda.grouped import GroupedLauncher
+from gemmule.backends.cuda.routing import Given, RoutedLauncher
+from gemmule.core.caches import remembered, table
+from gemmule.core.canonical import DEFAULT, Options
+from gemmule.core.grouped import Routed, Routing, routed
+from gemmule.core.operand import Form, Operand
+from gemmule.core.problem import ITEMSIZE, numpy_dtype
+from gemmule.grouped import GroupedPlan, grouped_product, resolve_grouped, unwrap_weights
+from gemmule.quant.stack import QuantizedStack
+from gemmule.rungs._cuda.geometry import starts_early
+
+Array = np.ndarray[Any, Any]
+
+
+def routed_product(
+    a: Any, w: Any, offsets: Any, out: Any, options: Options, routing: Routing | None = None
+) -> Any:
+    """Return the product of the user's operands; PyTorch learns nothing of it."""
+    if routing is None:
+        return grouped_product(a, w, offsets, out, options)
+    if out is None and getattr(a, "is_cuda", False) and "torch" in sys.modules:
+        result = _of_tensors(a, w, offsets, options, routing)
+        if result is not None:
+            return result
+    left, right = unwrap(a, "A"), unwrap_weights(w)
+    check_same_kind(left, right, ("A", "W"))
+    others: list[Operand | None] = []
+    for one, name in (
+        (routing.indices, "indices"), (routing.weights, "weights"), (offsets, "offsets"),
+        (out, "out"),
+    ):  # fmt: skip
+        others.append(None if one is None else unwrap(one, name))
+        if others[-1] is not None:
+            check_same_kind(left, others[-1], ("A", name))
+    indices, weights, ends, result = others
+    forms = [None if one is None else one.form for one in others[:3]]
+    about, launch = _resolved(
+        left.form, right.form, forms[0], forms[1], forms[2], routing.epilogue, left.device, options
+    )
+    given = Given(left, right, indices, weights, ends)
+    target = result
+    if target is None:
+        target = empty_like_kind(about.shape, about.out, left)
+    else:
+        held = [one for one in (left, right, indices, weights, ends) if one is not None]
+        check_out(target, about.shape, about.out, held)
+    if launch is not None:
+        if 0 not in about.shape and about.slots:
+            launch(given, target)
+    else:
+        _on_host(about, given, target.array, fresh=out is None, options=options)
+    if result is None:
+        return to_kind(target, left)
+    mark_written(result)
+    return result.original
+
+
+_bound: dict[Any, Any] = table()  # calls of tensors met before, by what tells those apart
+MOST = 4096
+
+
+def _of_tensors(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -> Any | None:
+    """Return the product of PyTorch's CUDA tensors met before, or None: the general path has it."""
+    torch = sys.modules["torch"]
+    given = (a, routing.indices, routing.weights, ends)
+    if any(one is not None and type(one) is not torch.Tensor for one in given):
+        return None
+    coded = type(w) is QuantizedStack
+    if not coded and type(w) is not torch.Tensor and type(w) is not torch.nn.Parameter:
+        return None
+    about = [
+        None if one is None else (one.dtype, one.shape, one.stride(), one.get_device())
+        for one in (*given, None if coded else w)
+    ]
+    form = w.matrix.kept(quantized_form) if coded else None
+    place = (w.experts, w.device) if coded else None
+    choices = None if options is DEFAULT else options
+    key = (*about, form, place, routing.epilogue, choices)
+    call = _bound.get(key)
+    if call is None:
+        if len(_bound) >= MOST:
+            _bound.clear()
+        call = _bound[key] = _bound_call(a, w, ends, options, routing)
+    return call(a, w, ends, routing.indices, routing.weights)
+
+
+def _bound_call(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -> Any:
+    """Return ``(a, w, ends, indices, weights)`` -> the product of operands like these, or None."""
+    from gemmule.dispatch.torch import maker  # only where PyTorch is
+
+    torch, ordinal = sys.modules["torch"], a.get_device()
+    others = (routing.indices, routing.weights, ends)
+    tensors = [one for one in (a, *others) if one is not None]
+    there = {unwrap(one, "it").device for one in (*tensors, w)}
+    if there != {f"cuda:{ordinal}"} or any(0 in one.shape for one in (*tensors, w)):
+        return lambda *given: None
+    left, right = unwrap(a, "A"), unwrap_weights(w)
+    forms = [None if one is None else unwrap(one, "it").form for one in others]
+    # What plans are made for is alignment too: the least that is asked of each address below.
+    aligned = left.form._replace(alignment=16), right.form._replace(alignment=16)
+    about, launch = _resolved(
+        *aligned, forms[0], forms[1], forms[2], routing.epilogue, left.device, options
+    )
+    if launch is None or 0 in about.shape:
+        return lambda *given: None
+    fresh = maker(about.shape, getattr(torch, about.out), ordinal)
+    memory = maker((launch.bytes,), torch.uint8, ordinal)
+    start = launch.starter(ordinal, Form.packed(about.shape, about.out))
+    device_of, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+    coded = isinstance(w, QuantizedStack)
+
+    def call(a: Any, w: Any, ends: Any, indices: Any, weights: Any) -> Any | None:
+        x = a.data_ptr()
+        matrix = launch_args.packed_addresses(w.matrix) if coded else w.data_ptr()
+        if (x if coded else x | matrix) & 15 or device_of() != ordinal or a.is_neg():
+            return None
+        if not coded and w.is_neg():
+            return None
+        if weights is not None and weights.is_neg():
+            return None
+        i, v, e = (0 if one is None else one.data_ptr() for one in (indices, weights, ends))
+        out, work = fresh(), memory()
+        start(stream_of(ordinal), work.data_ptr(), x, matrix, i, v, e, out.data_ptr())
+        return out
+
+    return call
+
+
+@remembered(4096)
+def _resolved(
+    a: Form, w: Form, indices: Form | None, weights: Form | None, ends: Form | None,
+    epilogue: str | None, device: str, options: Options,
+) -> tuple[Routed, RoutedLauncher | None]:  # fmt: skip
+    """Return what surrounds a product of operands of these forms, and on a GPU its launcher."""
+    about = routed(a, w, indices, weights, ends, epilogue, options)
+    if device == "cpu":
+        return about, None
+    plan = plan_within(about, a, w, ends, device, options)
+    rows, sums = plan.forms[0], _rows(about.slots, about.n, about.sums)
+    early, product = starts_early(plan.choice.machine), getattr(plan.run, "__self__", None)
+    if not isinstance(product, GroupedLauncher):  # there is nothing to multiply
+        product = None
+    elif early and about.sorts:
+        product = product.early()
+    forms = rows, plan.ends, sums
+    return about, RoutedLauncher(about, product, (a, indices, weights), forms, early=early)
+
+
+def plan_within(
+    about: Routed, a: Form, w: Form, ends: Form | None, device: str, options: Options
+) -> GroupedPlan:
+    """Return the plan of the product of rows that are in order, whose sums are delivered."""
+    rows = _rows(about.slots, about.k, a.dtype) if about.sorts else a
+    limits = Form.packed((about.experts,), "int32") if ends is None else ends
+    sums = _rows(about.slots, about.n, about.sums)
+    return resolve_grouped(rows, w, limits, sums, device, replace(options, out_dtype=about.sums))
+
+
+def _rows(count: int, columns: int, dtype: str) -> Form:
+    """Return the form of rows of which each begins at whole 16 bytes."""
+    each = 16 // ITEMSIZE[dtype]
+    return Form((count, columns), (max(-(-columns // each) * each, each), 1), dtype, 16)
+
+
+def _on_host(about: Routed, given: Given, target: Array, *, fresh: bool, options: Options) -> None:
+    """Write the product of host operands to `target`; rows of no group are zeros where fresh."""
+    with np.errstate(over="ignore", invalid="ignore"):  # halves of sums beyond them are infinite
+        _written(about, given, target, fresh=fresh, options=options)
+
+
+def _written(about: Routed, given: Given, target: Array, *, fresh: bool, options: Options) -> None:
+    choices = replace(options, out_dtype=about.sums)
+    w = given.w.original if given.w.form.quant is not None else given.w.array
+    if given.indices is None or given.ends is not None:
+        ends = given.ends.array if given.ends is not None else None
+        sums = grouped_product(given.a.array, w, ends, None, choices)
+        last = int(ends[-1]) if ends is not None and ends.size else 0
+        target[:last] = _through_gate(about, sums[:last])
+        if fresh:
+            target[last:] = 0
+        return
+    order, ends = in_order(given.indices.array, about.experts)
+    a = given.a.array.reshape(about.slots, about.k) if given.a.array.ndim == 3 else given.a.array
+    rows = a[order if given.a.array.ndim == 3 else order // max(about.top_k, 1)]
+    sums = _through_gate(about, grouped_product(rows, w, ends, None, choices))
+    slots = np.zeros((about.slots, about.columns), sums.dtype)
+    slots[order] = sums
+    by_token = slots.reshape(*given.indices.array.shape, about.columns)
+    if given.weights is None:
+        target[...] = by_token
+        return
+    total = np.zeros((len(by_token), about.columns), by_token.dtype)
+    named = np.zeros(about.slots, bool)
+    named[order] = True
+    weights = np.where(named.reshape(given.weights.array.shape), given.weights.array, 0)
+    for j in range(about.top_k):
+        total += weights[:, j, None].astype(total.dtype) * by_token[:, j]
+    target[...] = total
+
+
+def in_order(indices: Array, experts: int) -> tuple[Array, Array]:
+    """Return the slots that name an expert, by experts, and where each expert's end, as int32."""
+    flat = indices.reshape(-1)
+    named = np.flatnonzero((flat >= 0) & (flat < experts))
+    order = named[np.argsort(flat[named], kind="stable")]
+    counts = np.bincount(flat[order], minlength=experts) if experts else np.zeros(0, np.int64)
+    return order, np.asarray(np.cumsum(counts), np.int32)
+
+
+def _through_gate(about: Routed, sums: Array) -> Array:
+    if not about.gated:
+        return sums
+    gates, ups = sums[:, : about.columns], sums[:, about.columns :]
+    return np.asarray(gates / (1 + np.exp(-gates)) * ups, numpy_dtype(about.sums))

@@ -1,0 +1,66 @@
+"""Code by code: `row_by_row` beside codes of any bits and groups.
+
+A thread finds the expert of its row by halving, and walks a row of that expert's codes: each less
+its zero point meets an element of A in float32, and a group's scale comes to the group's sum. It
+takes what the rungs for many tokens do not: float32 beside codes, groups that are no multiples of
+32, sizes and strides that do not fit vectors.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance
+from gemmule.rungs._cuda.grouped import COUNTED
+from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
+
+HEIGHT, WIDTH = 8, 32
+UNIT_FLOPS = 1e10  # of one multiprocessor; not measured
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    spec = problem.quant
+    if spec is None:
+        raise TypeError("code_by_code multiplies codes; the matrices are dense.")
+    types = CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype], spec.bits
+    blocks = ceil_div(problem.m, HEIGHT) * ceil_div(problem.n, WIDTH)
+    return (flat(instance("code_by_code", *types), blocks, HEIGHT * WIDTH),)
+
+
+def _takes(problem: Problem) -> bool:
+    spec = problem.quant
+    if spec is None or spec.transposed or spec.has_perm or spec.layout != "row":
+        return False
+    return spec.group_size is not None
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+    seconds = problem.flops / (machine.units * UNIT_FLOPS)
+    moved = problem.compulsory_bytes / (0.2 * machine.read_bytes_per_s)
+    return Suggestion({}, machine.call_s + seconds + moved)
+
+
+RUNG = CudaRung(
+    title="Code by code",
+    idea="One thread computes one element of C of any codes, after it looked up its row's expert.",
+    source="textbook; binary search",
+    signatures=tuple(
+        (t, codes, out)
+        for codes in ("uint4", "uint8")
+        for t in ("float32", "float16", "bfloat16")
+        for out in ((t,) if t == "float32" else (t, "float32"))
+    ),
+    # The sum of a group, then of groups; a difference and a scaling are what codes are allowed.
+    arithmetic=lambda problem: Arithmetic(
+        "float32", chain=lambda p, params: 2 * p.k, product="float32"
+    ),
+    after="row_by_row",
+    branch="matrices of codes",
+    quantized=True,
+    accepts_quant=_takes,
+    layouts=EVERY_LAYOUT,
+    layouts_b=("row",),
+    constraints=(COUNTED,),
+    suggest=_suggest,
+    steps=_steps,
+)

@@ -1,0 +1,187 @@
+// Tiles of experts' codes on wgmma: 256 columns of a matrix meet up to 128 tokens. Codes come to shared memory as they
+// lie, become weights in the registers that the instruction reads, each rounded once, and meet all tokens of the tile.
+// excerpt stages of wgmma_codes.cu
+#include "expert_tiles.cuh"
+#include "groups.cuh"
+#include "wgmma_tiles.cuh"
+
+// LINE: bytes of a row of codes in a stage, whose 16-byte pieces TMA puts in another order in each of eight rows.
+constexpr int HEIGHT = 256, THREADS = 384, LINE = 128, LINES = 2;
+
+template <class A, class B> struct Same { static constexpr bool value = false; };
+template <class A> struct Same<A, A> { static constexpr bool value = true; };
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c, __half) { return ptx::fma_f16x2(a, b, c); }
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c, __nv_bfloat16) { return ptx::fma_bf16x2(a, b, c); }
+template <int N> __device__ __forceinline__ void multiply(float (&d)[N / 2], const u32 (&a)[4], u64 b, bool more, __half) {
+  ptx::wgmma_f16_ra<N>(d, a, b, more);
+}
+template <int N> __device__ __forceinline__ void multiply(float (&d)[N / 2], const u32 (&a)[4], u64 b, bool more, __nv_bfloat16) {
+  ptx::wgmma_bf16_ra<N>(d, a, b, more);
+}
+template <class T> __device__ __forceinline__ float rounded(float v) { return wide<float>(narrow<T, float>(v)); }
+
+// What turns the codes of one row into weights: w = (code - whole) scale + rest, where code - whole is exact, and the
+// scale has a part beside what its own rounding keeps, so that w is rounded once. A word holds two weights: of codes of
+// 4 bits in the low and the high half of a byte, of which the upper comes 16 times too large.
+template <class T, class TS, int BITS, bool ZEROS> struct Row {
+  static constexpr bool HALF = Same<T, __half>::value, EXACT = Same<T, TS>::value;
+  static constexpr float UP = HALF ? 1.f : 64.f;   // of code - whole in bfloat16, so that bits are numbers
+  u32 less, scale, below, rest;
+  __device__ __forceinline__ void take(float s, float zero) {
+    float whole = 1 << (BITS - 1);
+    if (ZEROS) {   // of a zero point beyond a half's range, the part within; the other is in the rest
+      const float near = HALF ? fminf(fmaxf(rintf(zero), -32768.f), 32768.f) : rintf(zero);
+      whole = HALF ? rounded<T>(1024.f + near) - 1024.f : rounded<T>(near);
+    }
+    const float kept = rounded<T>(s * UP), left = ZEROS ? (whole - zero) * s : -0.f;
+    less = HALF ? pair_of<T>(-(1024.f + whole), -((BITS == 4 ? 64.f : 1024.f) + whole)) : pair_of<T>(-whole / UP, -whole / UP);
+    scale = pair_of<T>(kept, kept), rest = pair_of<T>(left, left);
+    below = EXACT ? 0 : pair_of<T>(s * UP - kept, s * UP - kept);
+  }
+  __device__ __forceinline__ u32 weights(u32 bits) const {
+    constexpr u32 up = HALF ? (BITS == 4 ? 0x2c003c00u : 0x3c003c00u) : (BITS == 4 ? 0x7d007f00u : 0x7f007f00u);
+    const u32 d = fma2(HALF ? bits | 0x64006400u : bits, up, less, T());
+    return fma2(d, scale, EXACT ? rest : fma2(d, below, rest, T()), T());
+  }
+};
+
+// A thread's part of 16 columns by 16 steps, an operand of the instruction: of rows g and g + 8, from `at` on.
+template <class T, class TS, int BITS, bool ZEROS>
+__device__ __forceinline__ void decode(u32 (&a)[4], const unsigned char* at, const Row<T, TS, BITS, ZEROS> (&rows)[2]) {
+  const u32 t = threadIdx.x % 4, pick = BITS == 4 ? 0x4040 | t | t << 8 : 2 * t | (2 * t + 1) << 8;
+#pragma unroll
+  for (int hi = 0; hi < 2; ++hi) {
+    const ptx::Vec<u32, BITS / 2> from = *(const ptx::Vec<u32, BITS / 2>*)(at + 8 * hi * LINE);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const u32 bits = BITS == 4 ? __byte_perm(from[i], 0, pick) & 0x00f0000fu
+                                 : __byte_perm(from[BITS / 4 * i], from[BITS / 4 * i + BITS / 8], pick) & 0x00ff00ffu;
+      a[hi + 2 * i] = rows[hi].weights(bits);
+    }
+  }
+}
+
+// The sums over all steps of a warpgroup's 128 columns and N tokens: the least multiple of UNIT that holds `tokens`.
+// codes, tokens' stages: rings. scales: the first of the thread's rows 8 i + g.
+template <class T, class TS, int BITS, bool ZEROS, int WIDTH, int STAGES, int UNIT, int N = UNIT>
+__device__ __forceinline__ void products(float (&sum)[2][WIDTH / 2], const QuantArgs& p, const Work& work, Ring& x, Ring& codes,
+                                         const unsigned char* lines, int own) {
+  static_assert(is_width(N), "a width that wgmma is written out for");
+  if constexpr (N < WIDTH)
+    if (work.tokens > N)
+      return products<T, TS, BITS, ZEROS, WIDTH, STAGES, UNIT, N + UNIT>(sum, p, work, x, codes, lines, own);
+  constexpr int EACH = LINE * 8 / BITS / DEPTH;   // stages of tokens beside one of codes
+  const int steps = ((int)p.n + DEPTH - 1) / DEPTH, each = (int)p.group_size / DEPTH, g = threadIdx.x % 32 / 4;
+  const int first = work.slab * HEIGHT + own + threadIdx.x % 128 / 32 * 16 + g;   // of the thread's rows
+  float(&d0)[N / 2] = (float(&)[N / 2])sum[0], (&d1)[N / 2] = (float(&)[N / 2])sum[1];
+  float scale[2][2], zero[2][2];
+  auto fetch = [&](int group) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int row = first + r / 2 * 64 + r % 2 * 8;
+      const i64 place = ((i64)work.expert * p.m + row) * p.groups + group;
+      scale[r / 2][r % 2] = row < (int)p.m ? wide<float>(((const TS*)p.scales)[place]) : 0.f;
+      if constexpr (ZEROS) zero[r / 2][r % 2] = row < (int)p.m ? ((const float*)p.zeros)[place] : 0.f;
+    }
+  };
+  Row<T, TS, BITS, ZEROS> rows[2][2];
+  u32 a[2][2][4];   // of 16 steps by turns, two blocks of 64 columns
+  int before = 0, left = 0, group = 0;
+  fetch(0);
+  // excerpt stages
+  for (int s = 0; s < steps; ++s, x.advance<STAGES>()) {
+    if (s % EACH == 0) codes.wait_full();
+    if (left == 0) {   // the scales of a group are asked for when the one before begins
+#pragma unroll
+      for (int r = 0; r < 4; ++r) rows[r / 2][r % 2].take(scale[r / 2][r % 2], ZEROS ? zero[r / 2][r % 2] : 0.f);
+      left = each ? each : steps;
+      if (++group < (int)p.groups) fetch(group);
+    }
+    --left;
+    const unsigned char* const line = lines + codes.stage * (HEIGHT * LINE) + (own + threadIdx.x % 128 / 32 * 16 + g) * LINE;
+    const u64 tokens = HalfTile<N, true>::descriptor(x.data + x.stage * HalfTile<WIDTH, true>::BYTES);
+    x.wait_full();
+#pragma unroll
+    for (int i = 0; i < DEPTH / 16; ++i) {
+      u32(&now)[2][4] = a[i % 2];
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const int begin = s % EACH * (DEPTH * BITS / 8) + i * (2 * BITS), piece = begin / 16 ^ g;
+        decode<T, TS, BITS, ZEROS>(now[b], line + b * 64 * LINE + piece * 16 + begin % 16, rows[b]);
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) ptx::pin(now[e / 4][e % 4]);
+      ptx::wgmma_fence();
+      multiply<N>(d0, now[0], tokens + (i * 32 >> 4), s > 0 || i, T());
+      multiply<N>(d1, now[1], tokens + (i * 32 >> 4), s > 0 || i, T());
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();   // the steps before are read: their registers are free, and behind a stage its tokens
+      if (i == 0 && s > 0 && threadIdx.x % 128 == 0) ptx::mbar_arrive(x.empty + 8 * before);
+    }
+    before = x.stage;
+    if (s % EACH == EACH - 1 || s == steps - 1) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::mbar_arrive(codes.empty + 8 * codes.stage);
+      codes.advance<LINES>();
+    }
+  }
+  ptx::wgmma_wait<0>();
+  if (threadIdx.x % 128 == 0) ptx::mbar_arrive(x.empty + 8 * before);
+  // end of excerpt
+}
+
+template <class T, class TC, class TS, int BITS, bool ZEROS, int WIDTH, int STAGES>
+__global__ void __launch_bounds__(THREADS, 1)
+wgmma_codes(const QuantArgs p, const __grid_constant__ ptx::TensorMap map_x, const __grid_constant__ ptx::TensorMap map_codes) {
+  take_turn();
+  constexpr int BOX = WIDTH < 64 ? WIDTH : 64, UNIT = WIDTH < 32 ? WIDTH : 32;   // tokens of a copy, of an instruction
+  constexpr u32 STAGE = HalfTile<WIDTH, true>::BYTES;
+  extern __shared__ __align__(1024) unsigned char smem[];   // the stages of tokens, of codes, then the list
+  __shared__ __align__(8) u64 x_bars[2 * STAGES], code_bars[2 * LINES];
+  unsigned char* const lines = smem + STAGES * STAGE;
+  int* const first = (int*)(lines + LINES * HEIGHT * LINE);
+  const int group = threadIdx.x / 128, n = (int)p.m, slabs = (n + HEIGHT - 1) / HEIGHT;
+  Ring x = make_ring<STAGES>(ptx::smem_addr(smem), x_bars, 1, 2);
+  Ring codes = make_ring<LINES>(ptx::smem_addr(lines), code_bars, 1, 8);
+  const i64 items = (i64)list_pieces<THREADS>(Ends(p), WIDTH, first) * slabs;   // the barriers are seen behind it
+  Items walk{Ends(p), first, slabs, WIDTH, 0, UNIT};
+  if (group == 0) {
+    ptx::reg_dealloc<40>();
+    if (threadIdx.x == 0) {
+      const int steps = ((int)p.n + DEPTH - 1) / DEPTH;
+      for (i64 item = blockIdx.x; item < items; item += gridDim.x) {
+        const Work at = walk.at(item);
+        const int boxes = (at.tokens + BOX - 1) / BOX;
+        for (int s = 0; s < steps; ++s, x.advance<STAGES>()) {
+          const u32 bar = x.full + 8 * x.stage;
+          x.wait_empty();
+          ptx::mbar_arrive_expect_tx(bar, boxes * (BOX * 128));
+          for (int b = 0; b < boxes; ++b)
+            ptx::tma_load_3d(x.data + x.stage * STAGE + b * (BOX * 128), &map_x, bar, s * DEPTH, at.token + b * BOX, 0);
+        }
+      }
+    } else if (threadIdx.x == 32) {
+      for (i64 item = blockIdx.x; item < items; item += gridDim.x) {
+        const Work at = walk.at(item);
+        for (int begin = 0; begin < (int)p.code_row_bytes; begin += LINE, codes.advance<LINES>()) {
+          const u32 bar = codes.full + 8 * codes.stage;
+          codes.wait_empty();
+          ptx::mbar_arrive_expect_tx(bar, HEIGHT * LINE);   // rows behind the slab are other experts', or zeros
+          ptx::tma_load_3d(codes.data + codes.stage * (HEIGHT * LINE), &map_codes, bar, begin, at.expert * n + at.slab * HEIGHT, 0);
+        }
+      }
+    }
+  } else {
+    ptx::reg_alloc<232>();
+    const int own = (group - 1) * 128, warp = threadIdx.x % 128 / 32;
+    for (i64 item = blockIdx.x; item < items; item += gridDim.x) {
+      const Work at = walk.at(item);
+      float sum[2][WIDTH / 2];
+      products<T, TS, BITS, ZEROS, WIDTH, STAGES, UNIT>(sum, p, at, x, codes, lines, own);
+      const Results<TC> to{(TC*)p.y + at.token * p.y_col, p.y_col, p.y_step, n, (float)p.alpha, (float)p.beta};
+#pragma unroll
+      for (int b = 0; b < 2; ++b)
+        store_tokens<TC, WIDTH>(to, at.tokens, at.slab * HEIGHT + own + 64 * b + 16 * warp, sum[b]);
+    }
+  }
+}

@@ -1,0 +1,129 @@
+"""Tiles of codes: a code becomes a weight once for up to 128 tokens, in the registers of wgmma.
+
+`streamed_codes` multiplies codes exactly as they are, and takes each apart again for every 8 to 32
+tokens. From some 32 tokens an expert on that is what limits. Here 256 columns of a matrix meet up
+to 128 tokens: TMA copies rows of codes as they lie, and tiles of the tokens, and two warpgroups
+make weights of codes where the instruction reads them. A weight is
+rounded once to the dtype of the tokens, as the dense weight that it stands for was: the difference
+to the zero point is exact, and the scale has two parts. Pieces of an expert's tokens are even, and
+no wider instruction is given than they need.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.packing import TensorMap
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.rungs._cuda import grouped, half_tiles
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, quickest
+
+HEIGHT, THREADS, LINE, LINES = 256, 384, 128, 2
+ROOM_BYTES = 227 * 1024 - 1024 - 8192 - LINES * HEIGHT * LINE  # for tokens
+MOST_EXPERTS, MOST_STAGES = 2000, 12
+
+
+def _stages(width: int) -> int:
+    return min(ROOM_BYTES // (width * 2 * half_tiles.DEPTH), MOST_STAGES)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    spec, width = problem.quant, params["tokens"]
+    if spec is None:
+        raise TypeError("wgmma_codes multiplies codes; the matrices are dense.")
+    types = (CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype])
+    stages = _stages(width)
+    room = stages * width * 2 * half_tiles.DEPTH + LINES * HEIGHT * LINE
+    return (
+        flat(
+            instance("wgmma_codes", *types, spec.bits, spec.has_zeros, width, stages),
+            machine.units,
+            THREADS,
+            smem=room + 4 * (problem.batch + 1),
+            maps=(
+                half_tiles.tile_map("a", min(width, 64), along=True),
+                TensorMap("b", (LINE, HEIGHT)),
+            ),
+        ),
+    )
+
+
+def _takes(problem: Problem) -> bool:
+    spec = problem.quant
+    if spec is None or spec.transposed or spec.has_perm or spec.layout != "row" or spec.exact:
+        return False
+    if spec.has_zeros and problem.a == "float16":  # far zero points want scales that halves lack
+        return False
+    size = spec.group_size
+    return size == -1 or (size is not None and size > 0 and size % half_tiles.DEPTH == 0)
+
+
+# Of one multiprocessor of an H100 (November 2026): seconds of 64 steps by the tokens of a piece, in
+# whole instructions: up to 96 what takes codes apart. Tiles of 128 tokens with zero points want
+# more registers than there are, and for 32 tokens others are quicker.
+WIDTHS = (32, 64, 128)
+STAGE_S = {32: 0.73e-6, 96: 0.75e-6, 128: 1.04e-6}
+CROWDED, TILE_S, SHARE = 1.45, 0.8e-6, 0.9  # of the read ceiling
+EXACT_TOKENS = 8  # an expert, up to which no weight is rounded
+
+
+def _expected_s(problem: Problem, width: int, machine: Machine) -> float:
+    bits = 4 if problem.b == "uint4" else 8
+    stages = ceil_div(problem.k, half_tiles.DEPTH)
+    count, touched = grouped.pieces(problem, width)
+    slabs = ceil_div(problem.n, HEIGHT)
+    moved = HEIGHT * problem.k * bits / 8 / SHARE * touched / max(count, 1e-9)
+    each = ceil_div(int(problem.m / max(count, 1e-9)), 32) * 32
+    stage = grouped.between(STAGE_S, each)
+    zeros = problem.quant is not None and problem.quant.has_zeros
+    if width == 128 and (zeros or each <= 32):
+        stage *= CROWDED
+    return grouped.items_s(machine, count * slabs, moved, stages * stage + TILE_S)
+
+
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    if problem.m <= EXACT_TOKENS * problem.batch:
+        return None
+    return quickest(
+        [{"tokens": width} for width in WIDTHS],
+        lambda params: _expected_s(problem, params["tokens"], machine),
+    )
+
+
+RUNG = CudaRung(
+    title="Tiles of codes",
+    idea="A code becomes a weight once for up to 128 tokens, in the registers that wgmma reads.",
+    source="PTX ISA: wgmma with A in registers; Machete's mixed operands, for groups of experts",
+    # Of 8 bits beside float16, scales below what halves hold cost more than the bound allows.
+    signatures=tuple(
+        (t, codes, out)
+        for codes in ("uint4", "uint8")
+        for t in ("bfloat16", "float16")
+        for out in (t, "float32")
+        if (codes, t) != ("uint8", "float16")
+    ),
+    arithmetic=lambda problem: Arithmetic(
+        "float32", chain=half_tiles.ARITHMETIC.chain, per_add=2.0, inputs=problem.a
+    ),
+    after="streamed_codes",
+    quantized=True,
+    accepts_quant=_takes,
+    layouts=("row",),
+    layouts_b=("row",),
+    archs=("sm_90a",),
+    params={"tokens": WIDTHS},
+    constraints=(
+        half_tiles.COUNTED,
+        Constraint(
+            "bases and leading strides are multiples of 16 bytes, and k of 32",
+            lambda problem, params: problem.alignment == 16 and problem.k % 32 == 0,
+        ),
+        Constraint(
+            f"at most {MOST_EXPERTS} experts, and less than 2^31 columns of all",
+            lambda problem, params: (
+                problem.batch <= MOST_EXPERTS and problem.batch * problem.n < 2**31
+            ),
+        ),
+    ),
+    suggest=_suggest,
+    steps=_steps,
+)

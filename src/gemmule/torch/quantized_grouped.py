@@ -1,0 +1,108 @@
+"""The operators ``torch.ops.gemmule.quantized_grouped`` and ``quantized_routed``.
+
+They multiply rows by a stack of matrices, given as its tensors: rows that are sorted, and rows that
+are found by indices. What runs, what it looks like, gradients and batches; `gemmule.torch.experts`
+has the modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemmule.core.grouped import check_shapes, dtype_of
+from gemmule.frameworks.grouped import (
+    composed,
+    register_of_stack,
+    routed_fake,
+    routed_stack,
+    stack_product,
+)
+from gemmule.frameworks.operators import register
+from gemmule.quant import rounding
+from gemmule.quant.stack import QuantizedStack
+from gemmule.torch.parts import StackShape, matrix_of
+
+_LIBRARY = torch.library.Library("gemmule", "FRAGMENT")
+# codes (experts n, ..) of matrices (columns, n).
+_HELD = (
+    "Tensor codes, Tensor scales, Tensor? zeros, SymInt experts, SymInt columns, int bits, "
+    "int? group_size"
+)
+_AROUND = "Tensor? indices, Tensor? weights, str? epilogue"
+
+
+def _stack(held: tuple[Any, ...]) -> QuantizedStack:
+    codes, scales, zeros, experts, columns, *form = held
+    shape = StackShape(len(codes), columns, *form)
+    return QuantizedStack(matrix_of((codes, scales, zeros, None), shape), experts)
+
+
+def _shape(held: tuple[Any, ...]) -> tuple[int, int, int]:
+    codes, experts, columns = held[0], held[3], held[4]
+    return experts, columns, codes.shape[0] // experts if experts else 0
+
+
+def _check_place(a: Any, *others: Any) -> None:
+    for one in others:
+        if one is not None and one.device != a.device:
+            raise TypeError(
+                f"A lies on {a.device}, and what it is multiplied by or with on {one.device}; all "
+                "must lie on one device. Move them first."
+            )
+
+
+# ---- rows that are sorted -----------------------------------------------------------------------
+def run(a: Any, ends: Any, transposed: bool, dtype: Any, *held: Any) -> torch.Tensor:
+    """Return what the operator computes, of tensors that PyTorch need not know of."""
+    return stack_product(a.detach(), ends, transposed, dtype, _stack(held))
+
+
+def _fake(a: Any, ends: Any, transposed: bool, dtype: Any, *held: Any) -> Any:
+    _check_place(a, ends, held[0])
+    experts, inner, outer = _shape(held)
+    if transposed:
+        inner, outer = outer, inner
+    check_shapes(tuple(a.shape), (experts, inner, outer), tuple(ends.shape))
+    name = rounding.dtype_name(a)
+    dtype_of(name, name, rounding.dtype_name(ends), None, coded=True)
+    return a.new_empty((a.shape[0], outer), dtype=dtype)
+
+
+# ---- rows that are found by indices -------------------------------------------------------------
+def route(a: Any, indices: Any, weights: Any, epilogue: Any, *held: Any) -> torch.Tensor:
+    """Return what the operator computes, of tensors that PyTorch need not know of."""
+    found: torch.Tensor = routed_stack(a, _stack(held), indices, weights, epilogue)
+    return found
+
+
+def _route_composed(a: Any, indices: Any, weights: Any, epilogue: Any, *held: Any) -> Any:
+    def multiply(rows: Any, ends: Any, dtype: Any) -> Any:
+        return torch.ops.gemmule.quantized_grouped.default(rows, ends, False, dtype, *held)
+
+    return composed(multiply, a, held[3], indices, weights, None, epilogue, None)
+
+
+def _route_fake(a: Any, indices: Any, weights: Any, epilogue: Any, *held: Any) -> Any:
+    _check_place(a, indices, weights, held[0])
+    return routed_fake(a, (_shape(held), a.dtype), indices, weights, None, epilogue, None)
+
+
+def _define() -> None:
+    tags = (torch.Tag.pt2_compliant_tag,)
+    sorted_rows = "Tensor A, Tensor offsets, bool transposed, ScalarType? out_dtype"
+    for name, operands, kernel, fake in (
+        ("quantized_grouped", sorted_rows, run, _fake),
+        ("quantized_routed", f"Tensor A, {_AROUND}", route, _route_fake),
+    ):
+        _LIBRARY.define(f"{name}({operands}, {_HELD}) -> Tensor", tags=tags)
+        for key in ("CPU", "CUDA"):
+            _LIBRARY.impl(name, kernel, key)
+        torch.library.register_fake(f"gemmule::{name}", fake, lib=_LIBRARY)
+    register_of_stack(_LIBRARY, "quantized_grouped", run)
+    both = _route_composed, _route_composed
+    register(_LIBRARY, "quantized_routed", route, *both)
+
+
+_define()
