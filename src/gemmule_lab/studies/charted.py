@@ -317,7 +317,7 @@ def _bars(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
         groups = dict(sorted(groups.items(), key=lambda item: -max(item[1].values())))
     values = [value for group in groups.values() for value in group.values()]
     marks, head = _limit(spec, head, here, rows, values)
-    yield from _bar_chart(head, groups, spec["unit"], limit=marks[0] if marks else None)
+    yield from bar_chart(head, groups, spec["unit"], limit=marks[0] if marks else None)
 
 
 def _figures(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
@@ -328,7 +328,7 @@ def _figures(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture
             if row.figures.get(name, 0) > 0:
                 label, series = (short, row.name) if spec.get("parts") else (row.name, short)
                 groups.setdefault(label, {})[series] = row.figures[name] * spec["scale"]
-    yield from _bar_chart(head, groups, spec["unit"])
+    yield from bar_chart(head, groups, spec["unit"])
 
 
 def _ranges(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
@@ -337,10 +337,10 @@ def _ranges(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]
     means = {name: [*map(statistics.fmean, one.values())] for name, one in sorted(values.items())}
     groups = {name: {spec["unit"]: statistics.median(found)} for name, found in means.items()}
     ends = {name: (min(found), max(found)) for name, found in means.items()}
-    yield from _bar_chart(head, groups, spec["unit"], ends=ends)
+    yield from bar_chart(head, groups, spec["unit"], ends=ends)
 
 
-def _bar_chart(
+def bar_chart(
     head: Head,
     groups: Mapping[str, Mapping[str, float]],
     unit: str,

@@ -226,9 +226,9 @@ def test_each_ratio_is_told_by_its_value_not_by_an_end() -> None:
 
 
 def test_bars_of_groups_keep_their_ranges_limits_and_values() -> None:
-    head, mark = pictures.Head("x", "t", "s"), Mark("limit", 9.0)
+    head, mark = charted.Head("x", "t", "s"), Mark("limit", 9.0)
     groups, ends = {"a": {"us": 2.0}, "b": {"us": 5.0}}, {"a": (1.0, 3.0)}
-    ((name, chart),) = pictures.bars(head, groups, "us", limit=mark, ends=ends)
+    ((name, chart),) = charted.bar_chart(head, groups, "us", limit=mark, ends=ends)
     assert (name, chart.title, chart.subtitle, chart.limit) == ("x", "t", "s", mark)
     found = [(bar.label, bar.parts, bar.note, bar.ends) for bar in chart.bars]
     assert found == [
