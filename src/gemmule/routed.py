@@ -43,16 +43,18 @@ def routed_product(
     if routing is None:
         return grouped_product(a, w, offsets, out, options)
     if out is None and getattr(a, "is_cuda", False) and "torch" in sys.modules:
-        result = _of_tensors(a, w, offsets, options, routing)
+        result = of_tensors(a, w, offsets, options, routing)
         if result is not None:
             return result
     left, right = unwrap(a, "A"), unwrap_weights(w)
     check_same_kind(left, right, ("A", "W"))
     others: list[Operand | None] = []
     for one, name in (
-        (routing.indices, "indices"), (routing.weights, "weights"), (offsets, "offsets"),
+        (routing.indices, "indices"),
+        (routing.weights, "weights"),
+        (offsets, "offsets"),
         (out, "out"),
-    ):  # fmt: skip
+    ):
         others.append(None if one is None else unwrap(one, name))
         if others[-1] is not None:
             check_same_kind(left, others[-1], ("A", name))
@@ -83,7 +85,7 @@ _bound: dict[Any, Any] = table()  # calls of tensors met before, by what tells t
 MOST = 4096
 
 
-def _of_tensors(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -> Any | None:
+def of_tensors(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -> Any | None:
     """Return the product of PyTorch's CUDA tensors met before, or None: the general path has it."""
     torch = sys.modules["torch"]
     given = (a, routing.indices, routing.weights, ends)

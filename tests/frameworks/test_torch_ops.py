@@ -481,8 +481,8 @@ def test_every_option_reaches_the_product(
         {"out_dtype": torch.float64, "precision": "tf32", "batch_invariant": True},
     ]
     for options in given:
-        wanted = operators._as_options(options)
-        assert wanted != operators._as_options({})
+        wanted = operators.as_options(options)
+        assert wanted != operators.as_options({})
         dtype = options.get("out_dtype", torch.float32)
         out = {"out": torch.empty(OPS[op](a, b).shape, dtype=dtype)} if into_out else {}
         call = functools.partial(OPS[op], **options, **out)

@@ -203,9 +203,10 @@ def test_random_products_on_a_device() -> None:
         small = [
             replace(t, rung="code_by_code" if t.case.problem.quant else "row_by_row")
             for t in trials
-            if t.around is not None and t.case.problem.batch < 100
+            if t.around is not None
+            and t.case.problem.batch < 100
             and t.case.problem.m * t.case.problem.k * t.case.problem.n < 1e5
-        ]  # fmt: skip
+        ]
         assert len(small) > 5
         verdicts = [(trial, random_grouped.run(trial)) for trial in small]
         return [f"{trial}: {verdict.text}" for trial, verdict in verdicts if not verdict.ok]
@@ -234,7 +235,7 @@ def test_tensors_met_before_go_straight_to_the_launches(monkeypatch: pytest.Monk
                 Routing(names, shares, "silu_gate"),
             ):
                 for _ in range(2):
-                    found = routed_calls._of_tensors(left, matrices, None, Options(), routing)
+                    found = routed_calls.of_tensors(left, matrices, None, Options(), routing)
                     assert isinstance(found, Tensor)
                     gated = routing.epilogue is not None
                     given = None if routing.weights is None else weights
@@ -242,7 +243,7 @@ def test_tensors_met_before_go_straight_to_the_launches(monkeypatch: pytest.Monk
                     result = gm.asarray(found.array, device="cpu").astype("f8")
                     np.testing.assert_allclose(result, wanted, rtol=2.0**-9, atol=2.0**-4)
         right.negated = True
-        assert routed_calls._of_tensors(left, right, None, Options(), Routing(names)) is None
+        assert routed_calls.of_tensors(left, right, None, Options(), Routing(names)) is None
 
     with emulated(1, Poisoned):
         multiply()

@@ -50,19 +50,20 @@ def kernel(op: str) -> Callable[..., Any]:
     """Return what an operator computes on the CPU and on CUDA devices."""
 
     def run(a: Any, b: Any, **options: Any) -> Any:
-        return general.product(op, a, b, None, _as_options(options))
+        return general.product(op, a, b, None, as_options(options))
 
     return run
 
 
 def _out_kernel(op: str) -> Callable[..., None]:
     def run(a: Any, b: Any, *, out: Any, **options: Any) -> None:
-        general.product(op, a, b, out, _as_options(options))
+        general.product(op, a, b, out, as_options(options))
 
     return run
 
 
-def _as_options(given: dict[str, Any]) -> Options:
+def as_options(given: dict[str, Any]) -> Options:
+    """Return the options of a product from the keywords of its operator."""
     dtype = given.get("out_dtype")
     return Options(
         None if dtype is None else _name(dtype),

@@ -123,10 +123,21 @@ def grouped(a: Any, w: Any, ends: Any) -> Any:
         tile_m = 128
     programs = (2 if tile_m < 128 else 1) * units
     _grouped_persistent[(programs,)](
-        a.contiguous(), w, found, ends, experts, n, k, w.stride(0),
-        TILE_M=tile_m, TILE_N=tile_n, TILE_K=tile_k, PROGRAMS=programs,
-        num_warps=8 if tile_m == 128 else 4, num_stages=3,
-    )  # fmt: skip
+        a.contiguous(),
+        w,
+        found,
+        ends,
+        experts,
+        n,
+        k,
+        w.stride(0),
+        TILE_M=tile_m,
+        TILE_N=tile_n,
+        TILE_K=tile_k,
+        PROGRAMS=programs,
+        num_warps=8 if tile_m == 128 else 4,
+        num_stages=3,
+    )
     return found
 
 

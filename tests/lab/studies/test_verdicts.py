@@ -71,10 +71,18 @@ def test_a_rule_of_two_conditions_needs_both(down: float, across: float) -> None
     document = studies.load("000")
     (claim,) = [one for one in document.claims if one.id == "rows"]
     rows = [
-        study_row("000", document_000.EXPERIMENT, document_000.BASIC, 5.0, m=m, n=n,
-                  figures={"gbs": 10 * down ** (m // 256) * across ** (n // 256)})
-        for m in (64, 256) for n in (64, 256)
-    ]  # fmt: skip
+        study_row(
+            "000",
+            document_000.EXPERIMENT,
+            document_000.BASIC,
+            5.0,
+            m=m,
+            n=n,
+            figures={"gbs": 10 * down ** (m // 256) * across ** (n // 256)},
+        )
+        for m in (64, 256)
+        for n in (64, 256)
+    ]
     finding = claim.judge(Rows(rows))
     assert (finding.outcome == CONFIRMED) == (down == 40.0 and across == 1.1)
 
