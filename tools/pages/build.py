@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from gemmule.core.registry import OPS, ladder
+from gemmule.core.registry import LADDERS, ladder
 from gemmule.core.rung import BACKENDS
 from gemmule.storage import evidence
 from gemmule_lab.report import ladder_table
@@ -34,7 +34,7 @@ def status() -> str:
         "| ladder | CPU rungs | CUDA rungs | of them with a GPU proof on record |",
         "|---|---:|---:|---:|",
     ]
-    for op in OPS:
+    for op in LADDERS:
         cpu, cuda = (ladder(op, backend) for backend in BACKENDS)
         on_record = sum((rung.folder, rung.name) in proved for rung in cuda)
         lines.append(f"| {op} | {len(cpu)} | {len(cuda)} | {on_record} |")
@@ -44,7 +44,7 @@ def status() -> str:
 def ladders() -> str:
     """Return the tables of all ladders."""
     parts = []
-    for op in OPS:
+    for op in LADDERS:
         for backend in BACKENDS:
             machine = ladder_table.REFERENCE_GPU if backend == "cuda" else None
             rows = ladder_table.rows(op, backend, LADDER_SIZE, machine, here=False)
