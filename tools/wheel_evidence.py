@@ -2,7 +2,7 @@
 
 Hatchling runs this as a build hook. Each file is packed by gzip, which `gemmule.storage.lines`
 unpacks where the plain file is not there; the proofs of all rungs on one GPU become one file. Times
-and figures of studies have seven digits here, which is half the size and more than any page shows:
+and figures of studies have six digits here, which is half the size and more than any page shows:
 the records themselves, and the rest of the evidence, stay in the repository.
 """
 
@@ -37,12 +37,12 @@ def packed(evidence: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def shortened(found: re.Match[bytes]) -> bytes:
-    """Return a number of JSON with seven digits.
+    """Return a number of JSON with six digits.
 
     >>> LONG.sub(shortened, b'{"us":12.345678901,"ns":1.5}')
-    b'{"us":12.34568,"ns":1.5}'
+    b'{"us":12.3457,"ns":1.5}'
     """
-    return repr(float(f"{float(found.group()):.7g}")).encode()
+    return repr(float(f"{float(found.group()):.6g}")).encode()
 
 
 def _packed(device: str, name: str, *paths: Path) -> tuple[str, bytes]:

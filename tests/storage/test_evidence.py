@@ -314,7 +314,7 @@ def test_what_a_wheel_carries_is_read_as_the_tree_is(
     *plans, studies = contents()
     assert plans == [*of_tree[:2]]
     assert studies.keys() == of_tree[2].keys()
-    for name, rows in studies.items():  # with seven digits
+    for name, rows in studies.items():  # with six digits
         found, recorded = (
             wheel_evidence.LONG.sub(wheel_evidence.shortened, repr(one).encode())
             for one in (rows, of_tree[2][name])
