@@ -281,11 +281,14 @@ def test_tiny_weights_keep_their_products_by_small_activations(
     group: int, columns: int | None
 ) -> None:
     """The product of both scales is below float32's range where the results are within it."""
+    name = "int8_activations" if columns is None else "few_columns_int8"
+    if name not in NAMES:
+        pytest.skip("this processor lacks the rung's instructions")
     Q = make_matrix(7, 256, 4, group, "float32", "none")
     tiny = dataclasses.replace(Q, scales=np.full_like(Q.scales, 2.0**-126))
     shape = (256,) if columns is None else (256, columns)
     x = activations(shape, "float32") * np.float32(2.0**-18)
-    rung = rung_called("int8_activations" if columns is None else "few_columns_int8")
+    rung = rung_called(name)
     y = run(rung, tiny, x)
     truth = tiny.dequantize("float64") @ x.astype(np.float64)
     assert 2.0**-146 < np.abs(truth).max() < 2.0**-126
