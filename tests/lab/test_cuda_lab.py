@@ -181,9 +181,9 @@ def test_the_table_has_a_line_for_each_product_with_the_fastest_other_beside_it(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--device", "cuda", "--suite", "cpu"], "--suite cpu is none of"),
-        (["--device", "tpu"], "--device tpu"),
-        (["--device", "cpu", "--suite", "split"], "--suite split"),
+        (["--device", "cuda", "--suite", "cpu"], "--suite is 'cpu'; on cuda it must be one of"),
+        (["--device", "tpu"], "--device is 'tpu'"),
+        (["--device", "cpu", "--suite", "split"], "--suite is 'split'; on cpu"),
     ],
 )
 def test_suites_belong_to_devices(

@@ -123,7 +123,9 @@ def prove(monkeypatch: pytest.MonkeyPatch, proved: bool) -> None:
     """Let there be a proof of kernels that add a bias, or none; others keep theirs."""
     real = evidence.is_proved
     monkeypatch.setattr(
-        cuda_launch, "is_proved", lambda *given, bias=False: proved if bias else real(*given)
+        cuda_launch,
+        "is_proved",
+        lambda *given, bias=False, **more: proved if bias else real(*given, **more),
     )
 
 

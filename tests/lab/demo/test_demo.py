@@ -298,16 +298,16 @@ def test_the_cpu_takes_part_unless_a_gpu_is_asked_for(
     if device is None:
         fault(demo_command, "_gpu", lambda sound, device: "a GPU" if gpu else None)
     if device is None and gpu:
-        fault(demo_command, "_on_gpu", lambda sound, bench, lines: told[1])
+        fault(demo_command, "_on_gpu", lambda sound, bench, lines: [told[1]])
     given = [] if device is None else ["--device", device]
     assert run(["demo", "--made", "--out", str(tmp_path), *given]) == 0
     (page,) = tmp_path.glob("*.html")
     text = page.read_text()
-    assert told[0].sentence in text
-    assert (told[1].sentence in text) == (device is None and gpu)
+    assert told[0].sentences[0] in text
+    assert (told[1].sentences[0] in text) == (device is None and gpu)
 
 
 def story_of(sentence: str) -> Story:
     rows = {"a": {"x": (2.0, 1.5, 3.0)}}
     chart = Figure(Dots("t", "s", rows, ("x",), ""), TableData("t", ("a",), (("1",),), (True,)))
-    return Story(sentence, chart, ())
+    return Story((sentence,), chart, "", ())

@@ -15,8 +15,12 @@ from gemmule.rungs.matvec.cpu.four_rows import rows_of
 
 
 def plan(problem: Problem, params: Params) -> Build:
-    """Return the product whose shares are some rows."""
-    return in_rows(problem, rows_of(problem), params["shares_per_thread"])
+    """Return the product whose shares are some rows, four by four.
+
+    The last rows, fewer than four, may be summed in another order: they are those of the product,
+    not of a share, so that a row's bits depend on nothing but its place.
+    """
+    return in_rows(problem, rows_of(problem), params["shares_per_thread"], unit=4)
 
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
