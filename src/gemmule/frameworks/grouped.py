@@ -376,9 +376,12 @@ class _Outer(torch.autograd.Function):  # type: ignore[misc]
 
 def _each(info: Any, dims: Any, operands: tuple[Any, ...], one: Any) -> Any:
     """Return a batch of results, one by one: each entry may have offsets of its own."""
-    moved = [t if d is None else t.movedim(d, 0) for t, d in zip(operands, dims, strict=False)]
-    # Of integers, as offsets are, a product takes but what lies in one piece.
-    moved = [t if t.is_floating_point() else t.contiguous() for t in moved]
+    moved = list(operands)
+    for i, (operand, dim) in enumerate(zip(operands, dims, strict=False)):
+        if dim is not None:  # others may be no tensors
+            t = operand.movedim(dim, 0)
+            # Of integers, as offsets are, a product takes but what lies in one piece.
+            moved[i] = t if t.is_floating_point() else t.contiguous()
     batched = [d is not None for d in dims[: len(operands)]]
     results = []
     for i in range(info.batch_size):
