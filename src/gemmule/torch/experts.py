@@ -70,6 +70,10 @@ class QuantStack(Coded):
     weights; rows behind the last end are zeros. Its buffers are the stack's parts, in layout
     ``row`` everywhere. All else is as `QuantLinear` has it: ``.to(dtype)``, state_dicts, bits that
     are checked.
+
+    >>> stack = QuantStack.from_weight(torch.randn(3, 64, 32), bits=4)
+    >>> stack(torch.ones(2, 64), torch.tensor([0, 1, 2], dtype=torch.int32)).shape
+    torch.Size([2, 32])
     """
 
     experts: int

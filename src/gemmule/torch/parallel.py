@@ -87,6 +87,8 @@ class RowwiseQuant(RowwiseParallel):  # type: ignore[misc]
 
     Arguments are those of `RowwiseParallel`; see `ColwiseQuant`. ValueError where the inputs that
     DTensors give a process are no whole groups, or columns are permuted.
+
+    >>> plan = {"up": ColwiseQuant(), "down": RowwiseQuant()}  # for parallelize_module
     """
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
