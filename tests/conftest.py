@@ -30,6 +30,18 @@ def _older_objects_are_no_garbage() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _each_test_compiles_anew() -> None:
+    """Forget what PyTorch compiled before the test, where its compiler is imported.
+
+    PyTorch counts recompilations by code object, and a function of its own around a compiled
+    callable is one object for all: after eight it compiles no more, and a test that compiles a
+    whole graph fails by what ran before it in its process.
+    """
+    if (compiler := sys.modules.get("torch._dynamo")) is not None:
+        compiler.reset()
+
+
 @pytest.fixture
 def setting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What sets environment variables until the test ends: ``setting(GEMMULE_TUNE="0")``.

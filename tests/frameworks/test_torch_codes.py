@@ -139,7 +139,6 @@ def test_a_compiled_graph_has_no_wrong_derivatives(name: str, backend: str) -> N
     """PyTorch would take those of an operator, forwards, for zeros."""
     (functions, dense), (x, other) = of_codes(), torch.randn(2, 8)
     function = functions[name]
-    torch.compiler.reset()
     compiled = functools.partial(torch.compile, backend=backend, fullgraph=True)
     forwards = compiled(lambda x: torch.func.jvp(function, (x,), (other,))[1])
     torch.testing.assert_close(forwards(x), dense @ other, rtol=1e-4, atol=1e-4)
@@ -192,7 +191,6 @@ def test_operators_without_views_and_writes() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_compiled_function_multiplies_by_a_matrix() -> None:
     """Outside of its graph, whatever is in it before and after."""
-    torch.compiler.reset()
     A, x = torch.randn(5, 8), torch.randn(8)
     Q = gm.quantize(A, bits=4, group_size=4)
     host, dense = np.asarray(Q), torch.from_numpy(np.asarray(Q))

@@ -191,7 +191,6 @@ def layer(A: Any, x: Any, B: Any) -> Any:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_graph_is_whole_and_differentiable(dynamic: bool) -> None:
-    torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for rows, batch in ((6, 2), (7, 3)):
         inputs = [
@@ -209,7 +208,6 @@ def test_a_compiled_graph_is_whole_and_differentiable(dynamic: bool) -> None:
 
 
 def test_a_compiled_graph_writes_into_out() -> None:
-    torch.compiler.reset()
 
     def step(A: Any, x: Any, out: Any) -> Any:
         ops.matvec(A, x, out=out)
@@ -323,7 +321,6 @@ def test_plain_functions_are_differentiable(op: str, left: Any, right: Any) -> N
 
 @pytest.mark.parametrize("op", OPS)
 def test_plain_functions_stay_in_a_compiled_graph(op: str) -> None:
-    torch.compiler.reset()
     left, right = SHAPES[op][0]
     a, b = sample(left, "float32", 1, grad=True), sample(right, "float32", 2)
     compiled = torch.compile(
@@ -435,7 +432,6 @@ def test_the_page_runs() -> None:
     page = (ROOT / "docs" / "pytorch.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     assert blocks
-    torch.compiler.reset()
     names: dict[str, Any] = {}
     for number, block in enumerate(blocks):
         exec(compile(block, f"pytorch.md block {number}", "exec"), names)
@@ -450,7 +446,6 @@ def test_operators_on_a_gpu(op: str) -> None:
     a, b = (sample(s, "float32", i, grad=True).cuda().detach() for i, s in enumerate((left, right)))
     a, b = a.requires_grad_(), b.requires_grad_()
     torch.library.opcheck(operator(op), (a, b))
-    torch.compiler.reset()
     compiled = torch.compile(OPS[op], fullgraph=True)
     got = compiled(a, b)
     assert np.allclose(got.detach().cpu().numpy(), expected(op, a, b).cpu().numpy(), atol=1e-4)
