@@ -13,7 +13,7 @@ import pytest
 from fake_clock import FakeClock, entries_on
 from gemmule.timing.clock import Entry, Host, HostClock
 from gemmule.timing.machine import Rotation, last_level_cache_bytes, rotation
-from gemmule.timing.sampler import Budget, Samples, ratio, sample
+from gemmule.timing.sampler import CONFIDENCE, Budget, Samples, ratio, sample
 
 
 def test_planted_drift_does_not_fool_the_paired_ratio() -> None:
@@ -252,6 +252,16 @@ def test_a_slow_contestant_still_gets_one_whole_round() -> None:
     assert only.value == pytest.approx(2.0)
     assert only.verdict == "undecided"
     assert only.confidence == 0.0
+
+
+@pytest.mark.parametrize(("patience", "rounds"), [(1.0, 1), (4.0, 3), (20.0, 6), (1000.0, 6)])
+def test_patience_waits_for_the_rounds_of_an_interval_and_no_longer(
+    patience: float, rounds: int
+) -> None:
+    clock = FakeClock({"a": 0.5, "b": 1.0})
+    run = sample(entries_on(clock), clock, Budget(max_seconds=1.5, patience=patience))
+    assert run["a"].n == run["b"].n == rounds
+    assert (ratio(run["b"], run["a"]).confidence == CONFIDENCE) is (rounds == 6)
 
 
 def test_warm_up_waits_for_a_settling_clock() -> None:

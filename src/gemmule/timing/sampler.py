@@ -41,8 +41,9 @@ WARMUP_WINDOW_S = 0.1
 class Budget:
     """What a run may take: rounds, seconds in all, seconds a block at least, how sure is enough.
 
-    precision: of every ratio to the first entry, as half its 95 % interval. ValueError for
-    limits that are not positive.
+    precision: of every ratio to the first entry, as half its 95 % interval. patience: how many
+    times `max_seconds` may pass before there are the six rounds that an interval takes. ValueError
+    for limits that are not positive, or a patience below 1.
     """
 
     max_seconds: float = 10.0
@@ -50,12 +51,15 @@ class Budget:
     max_blocks: int = 1000
     min_block_s: float = 0.01
     precision: float = 0.005
+    patience: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("min_blocks", "max_blocks", "max_seconds", "min_block_s"):
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name} is {value}; it must be positive.")
+        if not self.patience >= 1:
+            raise ValueError(f"patience is {self.patience}; it must be at least 1.")
         if self.max_blocks < self.min_blocks:
             raise ValueError(
                 f"max_blocks ({self.max_blocks}) must be at least min_blocks ({self.min_blocks})."
@@ -245,8 +249,9 @@ def sample(
     fifth of `max_seconds` for all together); then rounds follow, each in a new random order drawn
     from `seed`. The run ends when there are `min_blocks` rounds and every ratio to the first
     entry is known within `precision` (half the 95 % interval; for a single entry its own
-    median), or when `max_seconds` have passed, or after `max_blocks` rounds. At least one round is
-    completed whatever it takes. A block lasts `min_block_s`, or 1000 timer overheads if longer.
+    median), or when `max_seconds` have passed (with fewer than six rounds when `patience` times as
+    many have), or after `max_blocks` rounds. At least one round is completed whatever it takes. A
+    block lasts `min_block_s`, or 1000 timer overheads if longer.
 
     Operand sets are walked in one sequence across all entries that have as many, so that none
     finds in the cache what another has just read. Nothing is checked about results: check them
@@ -274,7 +279,7 @@ def sample(
             timing = timed[index].block(position[sets])
             timed[index].keep(timing)
             position[sets] += timing.calls
-        stopped = _stop_rule(timed, budget, late=clock.now() - start >= budget.max_seconds)
+        stopped = _stop_rule(timed, budget, (clock.now() - start) / budget.max_seconds)
     run = int(rng.integers(1 << 62))
     return {
         one.entry.name: Samples(
@@ -291,15 +296,18 @@ def sample(
     }
 
 
-def _stop_rule(timed: Sequence[_Timed], budget: Budget, *, late: bool) -> str:
-    """Return the name of the rule that ends the run now, or an empty string to go on."""
+def _stop_rule(timed: Sequence[_Timed], budget: Budget, passed: float) -> str:
+    """Return the name of the rule that ends the run now, or an empty string to go on.
+
+    passed: the share of `max_seconds`.
+    """
     rounds = len(timed[0].seconds)
     # The bootstrap is repeated only as the rounds grow by a tenth: it must not eat the time cap.
     enough = rounds >= max(budget.min_blocks, FEWEST_PAIRS)
     due = enough and (rounds - budget.min_blocks) % (rounds // 10 + 1) == 0
     if due and all(r.half_width < budget.precision for r in _open_ratios(timed)):
         return "precise"
-    if late:
+    if passed >= (1.0 if rounds >= FEWEST_PAIRS else budget.patience):
         return "time"
     return "blocks" if rounds >= budget.max_blocks else ""
 

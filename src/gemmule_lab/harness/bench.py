@@ -32,7 +32,7 @@ from gemmule.core.problem import Problem
 from gemmule.timing.clock import Clock, Entry, HostClock, entry_over
 from gemmule.timing.sampler import Budget, ratio, sample
 from gemmule_lab.ceilings.best import enforce
-from gemmule_lab.harness.neighbours import Neighbours
+from gemmule_lab.harness.neighbours import Neighbours, flags_beside
 from gemmule_lab.harness.operands import Sets
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import Absence, Peer, check
@@ -217,7 +217,8 @@ def race(
     """Time entries whose `about` are `Facts` in one run; return a row for each that is shown."""
     neighbours = Neighbours()
     samples = sample(entries, clock, budget, seed=seed)
-    flags = neighbours.flags() if isinstance(clock, HostClock) else ()  # a GPU's clock is its own
+    # A GPU's clock is its own.
+    share = neighbours.share() if isinstance(clock, HostClock) else None
     others = tuple(one.name for one in entries if one.about.kind != "rung")
     rows = []
     for one in entries:
@@ -230,7 +231,7 @@ def race(
             for name in (over if facts.kind == "rung" else ())
         }
         row = make_row(environment, facts, samples[one.name], speedups)
-        rows.append(replace(row, flags=(*row.flags, *flags)))
+        rows.append(replace(row, flags=flags_beside(share, row.flags)))
     return rows
 
 

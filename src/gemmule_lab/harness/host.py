@@ -36,6 +36,7 @@ from gemmule_lab.verify import check
 MOST_SETS = 1024
 ASSUMED_CACHE_BYTES = 256 << 20
 WARMING_S = 1.0  # at most, for the first calls of all operand sets
+PATIENCE = 4  # times the seconds of a product, where six rounds take longer
 SHARING = 3  # entries that share the seconds given to a product; more get more
 SLOWEST_CALL_S = 0.25  # a peer that needs longer for one call is left out, and named
 LEAST_TELLING_FLOPS = 100_000  # below, a call's fixed cost is most of its time
@@ -151,8 +152,11 @@ class HostBench(Bench):
         return measure_ceilings(max_seconds=max_seconds, seed=1)
 
     def budget(self, entries: int) -> Budget:
-        """Return what a run may take: threads that come to rest and settle take most of a round."""
-        return Budget(self.seconds * max(1.0, entries / SHARING))
+        """Return what a run may take: threads that come to rest and settle take most of a round.
+
+        On two cores half a second an entry: then few rounds fit, and an interval is waited for.
+        """
+        return Budget(self.seconds * max(1.0, entries / SHARING), patience=PATIENCE)
 
     def judged(self, sets: Sets, plan: gm.Plan) -> float | None:
         """Multiply the first set as `calls` does and have every element judged."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gemmule_lab.records.rows import OTHERS
+from gemmule_lab.records.rows import OTHERS, TAKEN_AWAY
 
 STAT = Path("/proc/stat")
 STEP_S = 0.5
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 BUSY_SHARE = 0.1
+ALONE_SHARE = 0.03  # what a system at rest uses; its threads alone take turns on a processor then
 
 
 class Neighbours:
@@ -35,12 +36,18 @@ class Neighbours:
         idle = sum(last[3:5]) - sum(self._first[3:5])  # idle, and waiting for disks
         return max(0.0, 1 - (idle + own * TICKS_A_SECOND) / total)
 
-    def flags(self) -> tuple[str, ...]:
-        """Return the flag of what was timed since then; none where others used hardly anything."""
-        share = self.share()
-        if share is None or share <= BUSY_SHARE:
-            return ()
-        return (f"{OTHERS} {share:.0%} of the processors",)
+
+def flags_beside(share: float | None, noticed: Sequence[str]) -> tuple[str, ...]:
+    """Return a row's flags: what its blocks noticed, and what others used of the processors.
+
+    Where they used hardly anything, a thread that lost its processor lost it to another one of this
+    process, which every library with threads of its own brings about: that disturbs nothing.
+    """
+    if share is not None and share <= ALONE_SHARE:
+        return tuple(flag for flag in noticed if not flag.startswith(TAKEN_AWAY))
+    if share is None or share <= BUSY_SHARE:
+        return tuple(noticed)
+    return (*noticed, f"{OTHERS} {share:.0%} of the processors")
 
 
 def processors_in_use(

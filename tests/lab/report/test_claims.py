@@ -156,9 +156,10 @@ def test_others_at_work_are_told(tmp_path: Path) -> None:
     own = iter((1.0, 1.0 + 20 / neighbours.TICKS_A_SECOND, 1.0 + 60 / neighbours.TICKS_A_SECOND))
     found = neighbours.Neighbours(stat, lambda: next(own))
     stat.write_text("cpu 160 0 50 840 50 0 0 0 0 0\n")  # 60 ticks in use of 100, 20 of them ours
-    assert found.flags() == ("other programs used 40% of the processors",)
-    assert found.flags() == (), "all of them ours"
-    assert neighbours.Neighbours(tmp_path / "nowhere").flags() == ()
+    share = found.share()
+    assert neighbours.flags_beside(share, ()) == ("other programs used 40% of the processors",)
+    assert found.share() == 0, "all of them ours"
+    assert neighbours.Neighbours(tmp_path / "nowhere").share() is None
 
 
 def test_only_processors_count_that_may_be_used(tmp_path: Path, fault: Callable[..., Any]) -> None:
@@ -172,7 +173,19 @@ def test_only_processors_count_that_may_be_used(tmp_path: Path, fault: Callable[
         "cpu0 0 0 0 100", "cpu0 0 0 0 200"
     )
     stat.write_text(f"cpu 100 0 0 6500 0 0 0 0 0\n{busy}")
-    assert found.flags() == ("other programs used 50% of the processors",)
+    assert found.share() == 0.5
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.01, 1), (0.05, 2), (0.2, 3), (None, 2)])
+def test_threads_of_one_process_that_take_turns_are_no_disturbance(
+    share: float | None, kept: int
+) -> None:
+    """Not where others were at rest; else, or where nobody knows, it may have been they."""
+    noticed = ("the CPU was taken away during 3 of 3 blocks", "above the read ceiling by 12 %")
+    flags = neighbours.flags_beside(share, noticed)
+    assert len(flags) == kept
+    assert noticed[1] in flags
+    assert dataclasses.replace(row(64, {}), flags=flags).disturbed is (share != 0.01)
 
 
 def test_blocks_are_drawn_as_words() -> None:
