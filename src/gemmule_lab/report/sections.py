@@ -86,7 +86,7 @@ def _fold(op: str, rows: Sequence[Row], machine: Environment) -> Fold:
 def _words(rows: Sequence[Row]) -> str:
     """Return what a fold says while it is closed: how many products, how fast in the mean."""
     races = claims.races(rows)
-    found = [o for o in claims.comparisons(rows) if o.counted and o.kind.over == claims.OTHERS]
+    found = [one for one in claims.hardest(claims.comparisons(rows)) if one.counted]
     words = "1 product" if len(races) == 1 else f"{len(races)} products"
     if found:
         many = claims.tally(found)

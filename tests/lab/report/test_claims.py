@@ -140,7 +140,7 @@ def test_what_users_get_is_told_apart_from_what_they_ask_for_by_name() -> None:
     )  # fmt: skip
     named = row(64, {"numpy": up(7.0)}, named=True)
     told = words(plain, rounded, named, row(64, {"numpy": up(1.5)}))
-    assert "It gained most in matvec int4, over numpy on float32: 2.00x" in told
+    assert "It gained most in matvec int4: 2.00x numpy on float32" in told
     assert "Asked for (int8 activations, by name) it is surely faster than numpy on float32" in told
     assert "Asked for (a rung by name) it is surely faster than numpy on 1 of 1 product" in told
     kinds = [cells[0] for cells in summary_table([plain, rounded]).rows]
@@ -148,6 +148,21 @@ def test_what_users_get_is_told_apart_from_what_they_ask_for_by_name() -> None:
         "matvec int4, over numpy on float32",
         "matvec int4 (int8 activations, by name), over numpy on float32",
     ]
+
+
+def test_a_slow_library_of_the_same_codes_makes_no_headline() -> None:
+    """33 times a library that nobody would use, since NumPy's floats are seven times as quick."""
+    problem = Problem("matvec", 64, 64, a="uint4", b="float32", out="float32", quant=QUANT)
+    slow = {"torch int4pack": up(33.0), "numpy on float32": up(4.6)}
+    both = row(64, slow, problem=problem, group="64 x 64, matvec, int4")
+    told = words(both)
+    assert "beside numpy on float32 gemmule is surely faster on 1 of 1 product." in told
+    assert "It gained most in matvec int4: 4.60x numpy on float32." in told
+    assert "33" not in told
+    lost = dataclasses.replace(both, speedups={**slow, "numpy on float32": up(0.5)})
+    assert "at worst 0.50x numpy on float32" in words(lost)
+    unsure = dataclasses.replace(both, speedups={**slow, "numpy on float32": up(4.6, 0.1, 0.5)})
+    assert "nothing can be said" in words(unsure), "what came nearest has too few blocks"
 
 
 def test_others_at_work_are_told(tmp_path: Path) -> None:
