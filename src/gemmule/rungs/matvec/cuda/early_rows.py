@@ -53,9 +53,11 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     """Take the lanes and the time of `streamed_rows`: what is saved depends on other calls."""
-    plain = streamed_rows.suggest(problem, machine)
+    plain = streamed_rows.RUNG.suggest(problem, machine)
+    if plain is None:
+        return None
     unroll = max(2, plain.params["unroll"]) if problem.alignment == 16 else 2
     params = {"lanes": plain.params["lanes"], "unroll": unroll}
     return Suggestion(params, plain.expected_s)
@@ -82,6 +84,7 @@ RUNG = replace(
     archs=CLUSTER_ARCHS,
     by_name_only=True,
     suggest=_suggest,
+    seconds=None,
     steps=_steps,
     sends=False,
 )
