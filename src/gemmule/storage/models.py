@@ -39,13 +39,13 @@ def of(machine: Machine) -> DeviceModel:
     if machine.model is not None:
         return machine.model
     ceiling = machine.read_bytes_per_s
-    return _known(machine.name, machine.arch, machine.units, ceiling, machine.clock_hz)
+    found = _known(machine.name, machine.arch, machine.units, ceiling, machine.clock_hz)
+    return cast("DeviceModel", found)
 
 
 @remembered(16)
-def _known(name: str, arch: str, units: int, read_bytes_per_s: float, clock_hz: float) -> Any:
-    own = read(name, arch, units)
-    return own or _nearest(name, arch, units, read_bytes_per_s, clock_hz)
+def _known(name: str, arch: str, units: int, ceiling: float, clock_hz: float) -> DeviceModel:
+    return read(name, arch, units) or _nearest(name, arch, units, ceiling, clock_hz)
 
 
 @functools.cache

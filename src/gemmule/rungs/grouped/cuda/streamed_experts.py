@@ -56,7 +56,7 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Read at a share of the ceiling: W along k, or along n by the warps that stand side by side."""
+    """Read at a share of the ceiling: W along k, or along n by the warps side by side."""
     own, (columns, _) = numbers(machine, "grouped/streamed_experts"), _shape(problem, params)
     share = own["along_k"] if problem.layout_b == "col" else own["along_n"][params["wide"]]
     share -= own["more_tokens"] * (params["tokens"] // 8 - 1)

@@ -23,6 +23,8 @@ from gemmule.rungs._cuda.tiles import ANY_ORDER, WIDE_INTEGERS, by_square, fits_
 
 SIDE = 16  # threads along each side of a block
 DEPTH = 8
+
+
 def _is_wide_integer(problem: Problem) -> bool:
     return accumulator(problem) in WIDE_INTEGERS
 

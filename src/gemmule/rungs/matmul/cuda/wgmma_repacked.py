@@ -3,7 +3,7 @@
 TMA reads rows that begin at multiples of 16 bytes. Sizes that are no multiple of eight halves, or
 slices that begin in the middle, have others; copying both operands once, into lines that begin
 where TMA wants them, costs their bytes twice and is soon earned back by a product of some hundred
-rows: 4093 cubed takes 0.26 ms on an H200, by cuBLAS 0.89. The order of an operand stays as it was,
+rows: 4093 cubed takes a third of cuBLAS' time. The order of an operand stays as it was,
 so that all four layouts go on to run alike. Sums go to shared memory and from there to C one by
 one, for C lies as it may.
 """

@@ -4,7 +4,7 @@ Blocks stay for many tiles of C. One thread of each fills a ring of stages throu
 as the ring is long, also into the next tile; two warpgroups empty it, each with its own half of the
 tile's rows, and keep one wgmma group under way while the next begins. `setmaxnreg` moves the
 loader's registers to them: a tile of 128 x 256 takes 128 of a thread for its sums alone. Sums go
-out through shared memory (`stmatrix`) and TMA as well. On an H200 all this takes the tile before
+out through shared memory (`stmatrix`) and TMA as well. All this takes the tile before
 from 0.74-0.89 of cuBLAS to 0.99-1.05, at 4096 to 16384 cubed and in every layout. What limits it
 now is power: on random data the clock falls while the tensor cores work without a pause. So
 `cluster=2`, where two blocks take tiles one below the other and load half of B each for both, gains

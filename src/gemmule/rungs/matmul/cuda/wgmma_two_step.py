@@ -6,9 +6,8 @@ leaves half of the multiprocessors idle, and the L2 hands out each operand once 
 Here each part of the sum is a product like those of `wgmma_specialized`, by pairs of blocks that
 load half of B each for both, and its float32 sums go to the workspace. The second kernel adds them
 in the order of the parts, so that the bits are the same in every run; it is launched early and
-waits on the device. 512 x 512 x 16384 in 8 parts takes 21.6 us so on an H200, 24.7 by
-`wgmma_split`, 17.5 by cuBLAS. What limits is the L2: it gives such tiles 6.8 TB/s and planes of
-floats 4.5, so that 16 parts take longer again, and products of many tiles gain nothing.
+waits on the device. What limits is the L2, for tiles and more so for planes of floats, so that 16
+parts take longer again, and products of many tiles gain nothing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 million elements keeps eight multiprocessors busy and leaves the others idle. Here any number of
 blocks share a row: each streams its own piece as `streamed_rows` does and writes one sum to the
 workspace, and a second kernel, started early, adds these in a fixed order: no atomics, the same
-bits on every run. The second launch costs about a microsecond.
+bits on every run. The second launch has its price.
 """
 
 from __future__ import annotations

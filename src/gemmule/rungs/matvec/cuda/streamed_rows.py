@@ -3,7 +3,7 @@
 Adds to `warp_vector`: as many lanes share a row, and as many loads are in flight, as the shape
 needs to fill the chip. A matvec reads its matrix once and computes next to nothing, so its speed is
 the number of bytes under way. By Little's law that is bandwidth times latency, about 25 KB per
-multiprocessor on an H200. Each lane issues `unroll` times `rows` loads before it uses the first,
+multiprocessor with HBM3. Each lane issues `unroll` times `rows` loads before it uses the first,
 past the L1 (nothing is read twice); loads past the end of a row are predicated off rather than
 branched around, so that the last turn too has all of its loads in flight at once. From 8 lanes to a
 whole block share a row, by its length; lanes, threads and rows are chosen so that the grid covers
@@ -33,6 +33,7 @@ from gemmule.rungs._cuda.geometry import (
 from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.stream import INDEXED, flags, overlapped, starting
 from gemmule.storage.models import numbers
+
 
 def _threads(params: Params) -> int:
     return 128 if params["lanes"] == 128 else 256

@@ -25,6 +25,7 @@ from gemmule.rungs._cuda.rows import sums, thread_steps
 from gemmule.rungs._cuda.stream import starting
 from gemmule.storage.models import numbers
 
+
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take rows of a few bytes that most of the chip's threads have room for."""
     own = numbers(machine, "matvec/thread_per_row")

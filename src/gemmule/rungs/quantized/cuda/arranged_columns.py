@@ -9,7 +9,7 @@ launch has ended: codes and scales are on their way while it waits for x. Copies
 that they are asked for, so only half of the codes that a ring holds are asked for before x.
 
 The warps that multiply take the next tile apart, and scale the set before, while one is multiplied.
-By 16 columns at 8192 what is left above one column's time is the launch in front (1.3 us), and that
+By 16 columns at 8192 what is left above one column's time is the launch in front, and that
 codes stand still while a block waits for its first x.
 """
 
@@ -38,6 +38,7 @@ _WIDE = (
 _SHAPES = fragments.Shapes(
     ("down", "along", "cluster", "tiles", "slots", "stages"), (*_NARROW, *_WIDE)
 )
+
 
 def _chunks(problem: Problem, params: Params) -> int:
     return ceil_div(fragments.tiles_across(problem.k, problem), params["tiles"])

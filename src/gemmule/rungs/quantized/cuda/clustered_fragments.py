@@ -21,9 +21,7 @@ _SHAPES = fragments.Shapes(
     ("across", "down", "tiles", "rows", "ahead", "cluster"),
     ((1, 4, 1, 2, 0, 8), (1, 4, 2, 4, 0, 8), (1, 8, 2, 4, 1, 2), (2, 8, 2, 4, 0, 2)),
 )
-_ONE_OF = Constraint(
-    "one of the declared shapes", lambda problem, params: params in _SHAPES.sets
-)
+_ONE_OF = Constraint("one of the declared shapes", lambda problem, params: params in _SHAPES.sets)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:

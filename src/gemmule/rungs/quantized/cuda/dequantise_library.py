@@ -31,7 +31,6 @@ from gemmule.rungs.matmul.cuda import cublas as vendor
 from gemmule.storage.models import numbers
 
 
-
 def _bind(problem: Problem, call: Call, params: Params) -> Callable[..., None]:
     return by_library.ByLibrary(problem, call, vendor.gemm, params["rank"])
 

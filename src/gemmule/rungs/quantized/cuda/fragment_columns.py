@@ -24,6 +24,7 @@ from gemmule.storage.models import numbers
 _TURN = 8  # tiles to whole multiples of which x is packed
 AT_ONCE = {8: 2, 4: 4}  # blocks of so many warps on a multiprocessor, by their registers
 
+
 def _wide(problem: Problem) -> int:
     """Return the columns of an instruction that one column of x takes."""
     return fragments.split(problem) * (3 if problem.b == "float32" else 1)

@@ -36,6 +36,7 @@ _SHAPES = (
     (2, 64, 1, 1, 2),
 )
 
+
 def _long(params: Params) -> int:
     """Return the stored columns of a stage."""
     return int(_PANEL * params["panels"])

@@ -23,6 +23,7 @@ _COLUMNS = 8  # of an instruction
 _DEPTH = 128  # stored columns a turn
 _ROWS = 2  # rows of tiles a warp
 
+
 def _blocks(problem: Problem, params: Params) -> int:
     return ceil_div(problem.m, 16 * _ROWS * params["down"]) * ceil_div(problem.n, _COLUMNS)
 
@@ -63,7 +64,9 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     turn = own["turn_s"][bits][params["down"]]
     turn *= own["small_groups"] if fragments.shift(problem) == 0 else 1.0
     again = own["again"] * (ceil_div(problem.n, _COLUMNS) - 1)
-    reading = problem.compulsory_bytes / machine.read_bytes_per_s * (own["slow"][bits] * (1 + again))
+    reading = (
+        problem.compulsory_bytes / machine.read_bytes_per_s * (own["slow"][bits] * (1 + again))
+    )
     slower = 1.0 if fragments.whole_vectors(problem) else own["unaligned"]
     return float(machine.call_s + slower * max(rounds * turns * turn, reading))
 

@@ -9,7 +9,7 @@ both as they lie, `stmatrix` puts the words of four lanes side by side as `wgmma
 its swizzled lines, and products by ones sum it up for the zero points. Codes come by bulk copies
 too, to a ring of each warp. Two blocks of a cluster share the columns of the matrix, so that they
 have twice the rows, and x comes half as often; each sends the other the sums of its rows. What
-limits it below 16384: those four warps, which take 1.5 us for 512 columns of x however many rows
+limits it below 16384: those four warps, which take as long for 512 columns of x however many rows
 meet it.
 """
 
@@ -43,6 +43,7 @@ _WIDE = (
 _SHAPES = fragments.Shapes(
     ("down", "along", "cluster", "tiles", "slots", "stages", "raw"), (*_NARROW, *_WIDE)
 )
+
 
 def eights(problem: Problem) -> int:
     """Return how many eights of columns a pass has: 1, 2 or 4, fewer beside small groups."""

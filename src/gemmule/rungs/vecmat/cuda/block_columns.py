@@ -29,7 +29,6 @@ from gemmule.rungs._cuda.geometry import (
 from gemmule.rungs._cuda.rows import sums
 from gemmule.storage.models import numbers
 
-
 THREADS_OF_A_UNIT = 768  # that registers leave room for
 
 

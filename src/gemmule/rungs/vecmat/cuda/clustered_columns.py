@@ -17,6 +17,7 @@ from gemmule.rungs._cuda.geometry import (
     CLUSTER_ARCHS,
     STREAMED_SIGNATURES,
     instance,
+    lies,
     modelled,
     type_arguments,
 )
@@ -47,7 +48,7 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
 
 
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    own, lying = numbers(machine, "vecmat/clustered_columns"), stream.lies(problem)
+    own, lying = numbers(machine, "vecmat/clustered_columns"), lies(problem)
     blocks = stream.strips(problem, params["lanes"]) * params["cluster"] * problem.batch
     rate = own["rate"][lying] * min(1.0, blocks / machine.units) * machine.read_bytes_per_s
     rate *= min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * params["lanes"]))

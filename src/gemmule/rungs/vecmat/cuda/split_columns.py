@@ -3,8 +3,7 @@
 A cluster has eight blocks at most, too few for a tall matrix. Where it has too few columns for one
 wave of strips, any number of blocks of the grid share the rows of a strip; each writes its partial
 sums to the workspace, and a second kernel adds them up in a fixed order: no atomics, nothing to
-zero, the same bits on every run. The second launch is started early (programmatic dependent launch)
-and costs about a microsecond.
+zero, the same bits on every run. The second launch starts early (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from gemmule.rungs._cuda.geometry import (
     accumulator,
     ceil_div,
     instance,
+    lies,
     modelled,
     starts_early,
     type_arguments,
@@ -102,7 +102,7 @@ def _fill(problem: Problem, params: Params, machine: Machine, own: Numbers) -> t
     Four blocks of aligned rows are on a multiprocessor at a time, three of unaligned ones.
     """
     blocks = stream.strips(problem, params["lanes"]) * problem.batch * params["splits"]
-    full = blocks / (machine.units * own["at_once"][stream.lies(problem)])
+    full = blocks / (machine.units * own["at_once"][lies(problem)])
     fill = 1.0
     if full <= 1:
         fill = min(own["one_wave"] + (1 - own["one_wave"]) * full, 2 * full)
@@ -133,7 +133,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     start = stream.starting(problem, machine, own)
     if _is_small(problem, own) and not _is_large(problem, own):
         narrow = problem.m * ITEMSIZE[problem.a] < 16
-        return start + own["small_s"] + (stream.narrow_s(problem, own) if narrow else 0.0)
+        return float(start + own["small_s"] + (stream.narrow_s(problem, own) if narrow else 0.0))
     fill, full = _fill(problem, params, machine, own)
     rate = _rate(problem, params, own) * fill * machine.read_bytes_per_s
     turns = ceil_div(problem.n * params["lanes"], splits * 256 * 4)
