@@ -39,8 +39,7 @@ def of(machine: Machine) -> DeviceModel:
     if machine.model is not None:
         return machine.model
     ceiling = machine.read_bytes_per_s
-    found = _known(machine.name, machine.arch, machine.units, ceiling, machine.clock_hz)
-    return cast("DeviceModel", found)
+    return _known(machine.name, machine.arch, machine.units, ceiling, machine.clock_hz)
 
 
 @remembered(16)
