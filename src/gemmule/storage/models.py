@@ -20,7 +20,7 @@ from gemmule.core import device_model
 from gemmule.core.caches import remembered
 from gemmule.core.device_model import DeviceModel, Numbers
 from gemmule.core.rung import Machine
-from gemmule.storage import measured
+from gemmule.storage import measured, rates
 from gemmule.storage.lines import without_duplicates
 
 log = logging.getLogger("gemmule")
@@ -45,6 +45,16 @@ def of(machine: Machine) -> DeviceModel:
 @remembered(16)
 def _known(name: str, arch: str, units: int, ceiling: float, clock_hz: float) -> DeviceModel:
     return read(name, arch, units) or _nearest(name, arch, units, ceiling, clock_hz)
+
+
+def error(machine: Machine, rung: str) -> float | None:
+    """Return the share of a rung's expected time that nine of ten products there are within.
+
+    Of those that were measured and not fitted to; None where none were.
+    """
+    if machine.backend == "cpu":
+        return rates.errors(machine.name, machine.arch, machine.units).get(rung)
+    return of(machine).errors.get(rung)
 
 
 @functools.cache

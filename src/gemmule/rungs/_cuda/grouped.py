@@ -46,7 +46,7 @@ def pieces(problem: Problem, size: int) -> tuple[float, float]:
     """
     experts = max(problem.batch, 1)
     touched = experts * (1.0 - (1.0 - 1.0 / experts) ** problem.m)
-    each = problem.m / max(touched, 1e-9)
+    each = problem.m / max(touched, 1.0)
     return touched * max(1.0, each / size + 0.5), touched
 
 

@@ -73,8 +73,8 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     stages = ceil_div(problem.k, half_tiles.DEPTH)
     count, touched = grouped.pieces(problem, width)
     slabs = ceil_div(problem.n, HEIGHT)
-    moved = HEIGHT * problem.k * bits / 8 / own["rate"] * touched / max(count, 1e-9)
-    each = ceil_div(int(problem.m / max(count, 1e-9)), 32) * 32
+    moved = HEIGHT * problem.k * bits / 8 / own["rate"] * touched / max(count, 1.0)
+    each = ceil_div(int(problem.m / max(count, 1.0)), 32) * 32
     stage = grouped.between(own["stage_s"], each)
     zeros = problem.quant is not None and problem.quant.has_zeros
     if width == 128 and (zeros or each <= 32):

@@ -63,8 +63,8 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     stages = ceil_div(problem.k, half_tiles.DEPTH)
     count, touched = grouped.pieces(problem, width)
     slabs = ceil_div(problem.n, HEIGHT)
-    each = problem.m / max(count, 1e-9)  # tokens of a piece, which are even
-    share = touched / max(count, 1e-9)  # a slab's other pieces mostly find it in the L2
+    each = problem.m / max(count, 1.0)  # tokens of a piece, which are even
+    share = touched / max(count, 1.0)  # a slab's other pieces mostly find it in the L2
     moved = share + own["again"] * (1.0 - share) + own["tokens_again"] * each / HEIGHT
     moved *= 2.0 * HEIGHT * half_tiles.DEPTH * stages
     if width == 256 and each >= own["larger_copies"]["tokens"]:  # fewer and larger ones under way
