@@ -27,10 +27,12 @@ from gemmule.storage import models
 
 Floats: TypeAlias = NDArray[np.float64]
 
-STEP = 1e-3  # of a logarithm, for the Jacobian
+STEP = 1e-2  # of a logarithm, for the Jacobian
 PULL = 0.02  # of a logarithm's error, for each that a coefficient is moved by
 FAR = 0.5  # of a logarithm; more counts by its own logarithm
 MOST_STEPS, LONGEST_STEP, FARTHEST = 40, 1.0, math.log(30.0)
+ENOUGH = 1e-3  # of the squares; where a step gains less, it is the last
+SCATTERED, SCATTER = 2, 0.25  # further beginnings, and how far around the first end they lie
 HELD_OUT = 4  # each so many problems one is not fitted to
 WITHIN = 0.9  # share of the products not fitted to, by which an error is told
 FEWEST = 8  # products of a rung from which it is fitted
@@ -88,31 +90,40 @@ def least_squares(
             found[:, i] = (residuals(beside) - here) / STEP
         return found
 
-    at, count = np.zeros(len(start)), len(measured)
-    here = residuals(at)
-    slope = slopes(at, here, range(len(at)))
-    moving = [i for i in range(len(at)) if np.abs(slope[:count, i]).max(initial=0.0) > STEP]
-    damping = 1e-2
-    for _ in range(MOST_STEPS if moving else 0):
-        normal = slope[:, moving].T @ slope[:, moving]
-        wanted = slope[:, moving].T @ here
-        while damping < 1e8:
-            damped = normal + damping * np.diag(np.diag(normal))
-            step = np.clip(np.linalg.solve(damped, -wanted), -LONGEST_STEP, LONGEST_STEP)
-            there = at.copy()
-            there[moving] = np.clip(there[moving] + step, -FARTHEST, FARTHEST)
-            beyond = residuals(there)
-            if beyond @ beyond < here @ here:
+    def descended(at: Floats) -> tuple[float, Floats]:
+        here, damping = residuals(at), 1e-2
+        for _ in range(MOST_STEPS):
+            slope = slopes(at, here, moving)[:, moving]
+            normal, wanted = slope.T @ slope, slope.T @ here
+            while damping < 1e8:
+                damped = normal + damping * np.diag(np.diag(normal))
+                step = np.clip(np.linalg.solve(damped, -wanted), -LONGEST_STEP, LONGEST_STEP)
+                there = at.copy()
+                there[moving] = np.clip(there[moving] + step, -FARTHEST, FARTHEST)
+                beyond = residuals(there)
+                if beyond @ beyond < here @ here:
+                    break
+                damping *= 4
+            else:
                 break
-            damping *= 4
-        else:
-            break
-        gain = 1 - (beyond @ beyond) / (here @ here)
-        at, here, damping = there, beyond, max(damping / 8, 1e-9)
-        if gain < 1e-4:
-            break
-        slope = slopes(at, here, moving)
-    return np.asarray(start * np.exp(at), np.float64)
+            gain = 1 - (beyond @ beyond) / (here @ here)
+            at, here, damping = there, beyond, max(damping / 8, 1e-9)
+            if gain < ENOUGH:
+                break
+        return float(here @ here), at
+
+    origin, count = np.zeros(len(start)), len(measured)
+    first = slopes(origin, residuals(origin), range(len(start)))[:count]
+    moving = [i for i in range(len(start)) if np.abs(first[:, i]).max(initial=0.0) > STEP]
+    if not moving:
+        return start
+    rng, found = np.random.default_rng(0), [descended(origin)]
+    for _ in range(SCATTERED):  # waves and maxima make valleys of their own
+        at = found[0][1].copy()
+        at[moving] += rng.uniform(-SCATTER, SCATTER, len(moving))
+        found.append(descended(at))
+    best = min(found, key=lambda one: one[0])[1]
+    return np.asarray(start * np.exp(best), np.float64)
 
 
 class _Read(dict[str, Numbers]):
