@@ -16,9 +16,9 @@ from gemmule.core.rung import (
     Arithmetic,
     CudaRung,
     LibraryRung,
-    Machine,
     Step,
 )
+from gemmule.storage import models
 
 TELLING_SHARE = 0.1  # of the read ceiling; below, arithmetic limits a product of matrices
 
@@ -36,7 +36,7 @@ def explained(op: str, choice: Choice, run: Run) -> list[str]:
         f"reason     {choice.reason}",
     ]
     if choice.expected_s:  # nothing is expected of a product without elements
-        lines.append(f"expected   {_expected(problem, choice.expected_s, choice.machine)}")
+        lines.append(f"expected   {_expected(problem, choice.expected_s, choice)}")
     lines += [f"runner-up  {choice.runner_up}"] if choice.runner_up else []
     if isinstance(choice.rung, CudaRung):
         given = (choice.problem, choice.params, choice.machine)
@@ -58,9 +58,15 @@ def explained(op: str, choice: Choice, run: Run) -> list[str]:
     return lines + _prepared(op, choice, run)
 
 
-def _expected(problem: Problem, seconds: float, machine: Machine) -> str:
-    """Return a time and what limits it: reading, or for products of matrices arithmetic as well."""
-    words, matrices = duration(seconds), problem.op == "matmul"
+def _expected(problem: Problem, seconds: float, choice: Choice) -> str:
+    """Return a time and what limits it: reading, or for products of matrices arithmetic as well.
+
+    Where the rung's estimates were judged on this device, by how much they are mostly off.
+    """
+    words, matrices, machine = duration(seconds), problem.op == "matmul", choice.machine
+    error = models.error(machine, f"{choice.rung.folder}/{choice.rung.name}")
+    if error is not None and not choice.reason.startswith("tuned"):
+        words += f", within {max(error, 0.01):.0%}"
     share = problem.compulsory_bytes / seconds / machine.read_bytes_per_s
     if not matrices or share >= TELLING_SHARE:
         ceiling = f"{machine.read_bytes_per_s / 1e9:,.0f} GB/s"

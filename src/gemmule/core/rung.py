@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from gemmule.core.canonical import Call
+from gemmule.core.device_model import DeviceModel
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.packing import HostPacking, Packing, TensorMap
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem
@@ -29,7 +30,8 @@ class Machine:
 
     `units`: CPU threads or GPU multiprocessors. `read_bytes_per_s`: the read ceiling, measured
     where a measurement is stored, else a datasheet lead. `call_s`: cost of the smallest kernel.
-    `rates`: of a CPU.
+    `rates`: of a CPU. `clock_hz`: a GPU's highest, 0 where it is not known. `model`: the
+    coefficients that rungs count with, None for those known of the device (`storage.models`).
     """
 
     backend: str
@@ -41,6 +43,8 @@ class Machine:
     shared_bytes: int = 0
     call_s: float = 2e-6
     rates: HostRates = DEFAULT_RATES
+    clock_hz: float = 0.0
+    model: DeviceModel | None = None
 
 
 MOST_PER_ADD = 2.0  # unit roundoffs an addition, of sums that are float32's: tensor cores cut off
@@ -170,6 +174,7 @@ class Rung:
     accepts_quant: Callable[[Problem], bool] | None = None
     batched: bool = False
     suggest: Callable[[Problem, Machine], Suggestion | None] = _no_suggestion
+    seconds: Callable[[Problem, Params, Machine], float] | None = None
     by_name_only: bool = False
     vendor: bool = False
     waits: Callable[[Problem, Machine], bool] = _never

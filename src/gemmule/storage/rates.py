@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from gemmule.core.host_rates import HostRates, plausible
 from gemmule.storage import measured
@@ -33,15 +34,28 @@ def read(name: str, arch: str, units: int) -> HostRates | None:
     return rates if not plausible(rates) and isinstance(rates.measured, str) else None
 
 
-def save(name: str, arch: str, units: int, rates: HostRates) -> Path | None:
+def errors(name: str, arch: str, units: int) -> dict[str, float]:
+    """Return of rungs, ``folder/name``, how far their estimates were from times measured there."""
+    record = measured.read(path_of(name, arch, units)) or {}
+    known = record.get("errors")
+    is_of_it = (record.get("machine"), record.get("units")) == (name, units)
+    if not is_of_it or not isinstance(known, dict):
+        return {}
+    return {rung: one for rung, one in known.items() if type(one) is float and 0 <= one < 100}
+
+
+def save(
+    name: str, arch: str, units: int, rates: HostRates, errors: Mapping[str, float] | None = None
+) -> Path | None:
     """Store a machine's rates; return the file, or None when the cache cannot be written.
 
-    ValueError for rates that no machine has.
+    errors: of rungs, where they were judged. ValueError for rates that no machine has.
     """
     fault = plausible(rates)
     if fault:
         raise ValueError(f"these are no rates of a machine: {fault}.")
-    record = {"machine": name, "units": units, "rates": asdict(rates)}
+    record: dict[str, Any] = {"machine": name, "units": units, "rates": asdict(rates)}
+    record |= {"errors": dict(errors)} if errors else {}
     return measured.save(path_of(name, arch, units), record)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
+from gemmule.core.problem import Problem
 from gemmule.timing.sampler import CONFIDENCE
 from gemmule_lab.bench.session import measured_environment
 from gemmule_lab.harness.bench import Bench
@@ -61,6 +62,7 @@ class Find:
     quickest: str
     quickest_us: float
     sure: bool = True
+    problem: Problem | None = None
 
     @property
     def over_floor(self) -> float:
@@ -100,9 +102,8 @@ class Hunt:
         if read is not None and row.temperature == "cold":
             floor = row.problem.compulsory_bytes / (read.value * 1e3) + START_US
         quickest = best.name, best.times_us.median
-        self.finds.append(
-            Find(product, row.name, row.times_us.median, ratio, floor, *quickest, sure=sure)
-        )
+        times = row.times_us.median, ratio, floor, *quickest
+        self.finds.append(Find(product, row.name, *times, sure=sure, problem=row.problem))
 
     def summary(self) -> str:
         """Return how many products there were, how fast in the mean, and how long the tails are."""
@@ -126,6 +127,15 @@ class Hunt:
 
     def _sure(self) -> list[Find]:
         return [find for find in self.finds if find.sure]
+
+    def worst(self) -> list[Problem]:
+        """Return the problems of the slowest products, against the peer and over the floor."""
+        ranked = (
+            sorted(self.finds, key=lambda find: find.ratio),
+            sorted(self.finds, key=lambda find: -find.over_floor),
+        )
+        found = (find.problem for some in ranked for find in some[:SHOWN])
+        return list(dict.fromkeys(problem for problem in found if problem is not None))
 
     def large(self) -> str:
         """Return how many products of large sides there are, and the share that is slow."""

@@ -52,6 +52,9 @@ CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
 )
 @options.flag("--no-rests", "On a CPU, with no pause when another implementation takes its turn.")
 @options.one("--products", options.Whole(1), None, "Stop after so many.")
+@options.flag(
+    "--fit", "Then measure the worst products all ways, and fit the device's model to them as well."
+)
 @options.out("Folder of the results.")
 def hunt(
     device: str,
@@ -66,6 +69,7 @@ def hunt(
     everyday: bool,
     no_rests: bool,
     products: int | None,
+    fit: bool,
     out: Path,
 ) -> dict[str, Any]:
     """Race random products against a peer and list the worst, for `gemmule bench` to repeat.
@@ -137,7 +141,12 @@ def hunt(
         seconds=seconds,
         ceiling_seconds=CEILING_SECONDS[backend],
     )
-    return {"file": path, "seed": seed, "summary": found.summary(), "products": found.finds}
+    told = {"file": path, "seed": seed, "summary": found.summary(), "products": found.finds}
+    if fit and found.finds:
+        from gemmule_lab.tune import device_model
+
+        told["model"] = device_model.make(device, products=0, beside=found.worst())
+    return told
 
 
 def _tell_left(peer: str, left: Sequence[str], *, asked: bool) -> None:

@@ -43,9 +43,12 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
 )
 @options.flag(
     "--device-model",
-    "Only measure what this machine does in a second, in about two seconds, and store it: later "
-    "choices on the CPU are made by it.",
+    "Only measure how long random products take here, fit the rungs' estimates to it, and store "
+    "that: later choices on this device are made by it. What was measured before is kept.",
 )
+@options.one("--products", options.Whole(0), None, "With --device-model: products of the sample.")
+@options.one("--seed", options.Whole(0), 0, "With --device-model: draw the products of this seed.")
+@options.one("--rung", str, None, "With --device-model: only this rung, after its kernel changed.")
 def tune(
     ops: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -61,6 +64,9 @@ def tune(
     into: Path | None,
     compare: bool,
     device_model: bool,
+    products: int | None,
+    seed: int,
+    rung: str | None,
 ) -> Any:
     """Verify every configuration, time them cold and interleaved, and store what beats the default.
 
@@ -71,7 +77,9 @@ def tune(
 
     options.check_device(device)
     if device_model:
-        return _measure_device_model(device)
+        from gemmule_lab.tune import device_model as making
+
+        return making.make(device, seed=seed, products=products, only=rung)
     if not tuning_enabled() and not compare:
         click.echo("GEMMULE_TUNE is 0: stored results are ignored, so nothing was tuned.")
         return []
@@ -91,24 +99,6 @@ def tune(
     if compare:
         return comparing.show(problems, device, seconds)
     return _run(problems, Request(device, seconds, include_unproved, root=into))
-
-
-def _measure_device_model(device: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from gemmule.settings import tuning_enabled
-    from gemmule.tuning.rates import measure_rates
-    from gemmule_lab.progress import working
-
-    if device != "cpu":
-        raise ValueError(f"--device is {device!r}; --device-model measures the CPU alone.")
-    with working("measuring what this CPU does in a second"):
-        found = asdict(measure_rates(fresh=True))
-    for name, value in found.items():
-        click.echo(f"{name:12} {value if isinstance(value, str) else format(value, '.3g')}")
-    if not tuning_enabled():
-        click.echo("GEMMULE_TUNE is 0: what was measured is ignored until it is unset.")
-    return found
 
 
 def _run(problems: list[Problem], request: Request) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ class DeviceInfo:
     shared_bytes: int
     memory_bytes: int
     datasheet_bytes_per_s: float
+    clock_hz: float = 0.0
 
     @property
     def arch(self) -> str:
@@ -157,6 +158,7 @@ def device_info(ordinal: int) -> DeviceInfo:
         get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         int(check(driver.cuDeviceTotalMem(handle), "reading the memory size")),
         2.0 * clock_hz * bus_bits / 8,
+        1000.0 * get("CLOCK_RATE"),
     )
 
 

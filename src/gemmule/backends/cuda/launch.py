@@ -73,6 +73,7 @@ def _machine(ordinal: int) -> Machine:
         cache_bytes=info.l2_bytes,
         shared_bytes=info.shared_bytes,
         call_s=CALL_S,
+        clock_hz=info.clock_hz,
     )
 
 

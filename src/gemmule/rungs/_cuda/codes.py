@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.core.rung import Constraint, Machine, Params, Signature, Step, Suggestion
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance
+from gemmule.core.rung import Constraint, Machine, Params, Signature, Step
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 from gemmule.rungs._cuda.rows import WIDE, sums, tree
+from gemmule.storage.models import numbers
 
 FITS = Constraint(
     "p x rows is at most 1024 threads, 512 with 32 values a load",
@@ -65,25 +67,31 @@ def _table_chain(problem: Problem, params: Params, bits: int) -> int:
     return ceil_div(problem.n // width, p) * width + ceil_div(problem.n % width, p) + 2 * tree(32)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Serve codes stored as rows, which no other fast rung reads.
+def _timed(rung: str) -> dict[str, Any]:
+    """Return what such a rung says of its time: it serves codes stored as rows.
 
-    One H100 (November 2026), one scale, halves as x: 16384 squared in 105 us of 8 bits, 85 of 4; a
-    weight's instructions limit the latter. 4096 squared in 9.7 both.
+    A weight's instructions limit it, or the memory.
     """
-    spec = _plain(problem)
-    if spec is None or not _takes_groups(problem):
-        return None
-    values = 32 if spec.bits == 4 and problem.n > 4096 else 16
-    if _load_width(problem, spec.bits, values) != values:  # byte by byte: how fast is not known
-        return None
-    few = problem.m < 2 * machine.units  # rows, of which each then needs more than a warp
-    p, rows = (256, 1) if few else (32, 4)
-    params = {"p": p, "rows": rows, "values": values}
-    fill = min(1.0, problem.m * p / (512 * machine.units))
-    read = problem.compulsory_bytes / (0.8 * machine.read_bytes_per_s)
-    decoded = problem.m * problem.n / (2.4e10 * machine.units)
-    return Suggestion(params, machine.call_s + max(read, decoded) / max(fill, 1e-3))
+
+    def choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+        spec, own = _plain(problem), numbers(machine, rung)
+        if spec is None or not _takes_groups(problem):
+            return
+        values = 32 if spec.bits == 4 and problem.n > own["short_row"] else 16
+        if _load_width(problem, spec.bits, values) != values:  # byte by byte: not measured
+            return
+        few = problem.m < own["rows_of_a_unit"] * machine.units  # each needs more than a warp
+        p, rows = (256, 1) if few else (32, 4)
+        yield {"p": p, "rows": rows, "values": values}
+
+    def seconds(problem: Problem, params: Params, machine: Machine) -> float:
+        own = numbers(machine, rung)
+        fill = min(1.0, problem.m * params["p"] / (own["threads_of_a_unit"] * machine.units))
+        read = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
+        decoded = problem.m * problem.n / (own["unit_codes_per_s"] * machine.units)
+        return float(machine.call_s + max(read, decoded) / max(fill, 1e-3))
+
+    return modelled(choices, seconds)
 
 
 def card(
@@ -116,7 +124,7 @@ def card(
         "params": {"p": (128, 32, 64, 256, 512), "rows": (4, 1, 2, 8), "values": values},
         "constraints": (FITS,),
         "accepts_quant": _takes_groups if fill is None else _takes_one_scale,
-        "suggest": _suggest if fill is None else lambda problem, machine: None,
         "workspace": lambda problem, params, machine: 4 * (problem.n << bits) if fill else 0,
         "steps": steps,
+        **(_timed(f"quantized/int{bits}_codes") if fill is None else {}),
     }

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gemmule.core.device_model import Numbers
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance
 
 MOST = 16  # columns that are multiplied together; more of them stream the matrix again
-# One H200 (November 2026): the launch that packs the columns before, 34.3 us instead of 32.6.
-PACK_S = 1.7e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +109,15 @@ def rows_aligned(problem: Problem) -> bool:
     return view.k * ITEMSIZE[view.matrix] % 16 == 0 or problem.alignment == 16
 
 
-def stream_s(problem: Problem, machine: Machine, share: float, width: int) -> float:
+def stream_s(problem: Problem, machine: Machine, own: Numbers, share: float, width: int) -> float:
     """Return the seconds that reading takes at `share` of the read ceiling, `width` columns a pass.
 
-    One H200 (November 2026): unaligned rows, 8193 x 8191 float16, take 50 us for 2 columns and 85
-    for 16, where aligned ones take 34.
+    Unaligned rows come slower, and more so for many columns.
     """
     view = seen(problem)
     passes = ceil_div(view.n, width)
     matrix = view.m * view.k * ITEMSIZE[view.matrix] * (passes - 1)
     streams = 1 if (problem.shared_b if view.turned else problem.shared_a) else problem.batch
     if not rows_aligned(problem):
-        share *= 0.6 if width <= 4 else 0.4
+        share *= own["unaligned"]["few" if width <= 4 else "more"]
     return (problem.compulsory_bytes + matrix * streams) / (share * machine.read_bytes_per_s)

@@ -31,7 +31,7 @@ def along(chain: Callable[[Problem, Params], int], *, transposed: bool = False) 
 
 
 class Shapes:
-    """Parameter sets of a rung that won somewhere: the only ones it is made for.
+    """Parameter sets of a rung that are no product of values: the only ones it is made for.
 
     names: of the parameters; points: their values. `params` is the search space that holds them.
     """

@@ -72,6 +72,27 @@ def quickest(choices: Iterable[Params], seconds: Callable[[Params], float]) -> S
     return min(found, key=lambda one: one.expected_s, default=None)
 
 
+def modelled(
+    choices: Callable[[Problem, Machine], Iterable[Params]],
+    seconds: Callable[[Problem, Params, Machine], float],
+) -> dict[str, Any]:
+    """Return what a rung says of its time: a formula, and that the quickest choice by it is best.
+
+    choices: the parameter sets worth comparing for a problem, none where the rung stands back.
+    """
+
+    def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+        some = choices(problem, machine)
+        return quickest(some, lambda params: seconds(problem, params, machine))
+
+    return {"seconds": seconds, "suggest": suggest}
+
+
+def lies(problem: Problem) -> str:
+    """Return ``aligned`` or ``unaligned``: whether rows begin at whole 16 bytes."""
+    return "aligned" if problem.alignment == 16 else "unaligned"
+
+
 def starts_early(machine: Machine) -> bool:
     """Tell whether the device starts a kernel before the one it depends on has ended."""
     return machine.arch >= "sm_9" or machine.arch.startswith("sm_1")

@@ -38,17 +38,16 @@ DOCUMENT_LAYOUTS: tuple[tuple[str, int, int], ...] = (
     ("rtx3090_8192", 256, 4),
     ("rtx3090_16384", 512, 2),
 )
-# The best of all declared sets for fp16 squares on one H200 (November 2026): name, p, rows, values,
-# and the time of PyTorch over ours, warm and cold. The document's own sets give 0.55 to 2.13. They
-# lack bytes under way: 16 to 64 KB a multiprocessor here, and blocks small enough that one loads
-# while another sums. At 16384 PyTorch itself reads at 0.96 of what the memory gives.
-H200_LAYOUTS: tuple[tuple[str, int, int, int], ...] = (
-    ("h200_512", 32, 8, 16),  # 1.60, 1.59
-    ("h200_1024", 64, 2, 16),  # 3.32, 2.93
-    ("h200_2048", 32, 8, 32),  # 1.58, 1.43
-    ("h200_4096", 32, 8, 32),  # 1.43, 1.27
-    ("h200_8192", 128, 1, 32),  # 1.18, 1.19
-    ("h200_16384", 256, 1, 32),  # 1.04, 1.04
+# The best of all declared sets for fp16 squares on a newer card: name, p, rows, values. What the
+# document's own lack are bytes under way: 16 to 64 KB a multiprocessor here, and blocks small
+# enough that one loads while another sums.
+NEWER_LAYOUTS: tuple[tuple[str, int, int, int], ...] = (
+    ("h200_512", 32, 8, 16),
+    ("h200_1024", 64, 2, 16),
+    ("h200_2048", 32, 8, 32),
+    ("h200_4096", 32, 8, 32),
+    ("h200_8192", 128, 1, 32),
+    ("h200_16384", 256, 1, 32),
 )
 VALUES_FIT = Constraint(
     "a thread takes at most 64 bytes of the row in one step; in blocks of more than 512 threads "
@@ -69,11 +68,11 @@ def _step_fits(values: int, itemsize: int, threads: int) -> bool:
     return values * itemsize <= 64
 
 
-def h200_presets(*, several_warps: bool) -> dict[str, dict[str, int]]:
-    """Return the H200's presets with more than a warp for a row, or the others."""
+def newer_presets(*, several_warps: bool) -> dict[str, dict[str, int]]:
+    """Return the newer card's presets with more than a warp for a row, or the others."""
     return {
         name: {"p": p, "rows": rows, "values": values}
-        for name, p, rows, values in H200_LAYOUTS
+        for name, p, rows, values in NEWER_LAYOUTS
         if (p > 32) == several_warps
     }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from gemmule.core.device_model import Numbers
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, Machine
-from gemmule.rungs._cuda.geometry import ceil_div
+from gemmule.rungs._cuda.geometry import ceil_div, lies
 
 FITS = Constraint(
     "m and n below 2^31, at most 65,535 products in a batch",
@@ -18,7 +19,7 @@ INDEXED = Constraint(
 )
 ALONE = Constraint("one product at a time", lambda problem, params: problem.batch == 1)
 
-LARGE_BYTES = 100_000_000  # of a matrix whose narrow strips of columns no longer come at full rate
+FILLED_BYTES = 1_000_000  # of a matrix that is as large as what the chip has under way
 
 UNITS_OF_ROWS = Constraint(
     "8 or 32 lanes for unaligned rows",
@@ -48,36 +49,29 @@ def rows_of_a_thread(problem: Problem, walkers: int, in_flight: int) -> int:
     return ceil_div(problem.n, walkers * in_flight) * in_flight
 
 
-def narrow_s(problem: Problem) -> float:
-    """Return the seconds that strips of 16-byte vectors lose on rows that fill few lanes.
-
-    One H200 (November 2026): unaligned rows of less than a vector take 1.2 to 2 us more than their
-    bytes, of 20 to 60 bytes nothing; aligned ones of 16 bytes 0.8, of 48 bytes nothing.
-    """
-    row = problem.m * ITEMSIZE[problem.a]
-    if problem.alignment == 16:
-        return 0.8e-6 if row < 32 else 0.0
-    return 1.4e-6 if row < 16 else 0.0
+def narrow_s(problem: Problem, own: Numbers) -> float:
+    """Return the seconds that strips of 16-byte vectors lose on rows that fill few lanes."""
+    row, lying = problem.m * ITEMSIZE[problem.a], lies(problem)
+    least = 32 if lying == "aligned" else 16
+    return float(own["narrow_s"][lying]) if row < least else 0.0
 
 
-def unaligned_doubles(problem: Problem) -> bool:
-    """Tell whether sums over many unaligned rows of doubles are better off by two launches.
-
-    One H200 (November 2026): 594 rows of 10271 15.2 us, by wide strips in one launch 16.0; 211 of
-    16077 10.1 and 9.4, and above 100 MB both are as fast.
-    """
+def unaligned_doubles(problem: Problem, own: Numbers) -> bool:
+    """Tell whether sums over many unaligned rows of doubles are better off by two launches."""
     double = ITEMSIZE[problem.a] == 8 and problem.alignment != 16
-    return double and problem.n >= 500 and problem.matrix_bytes <= LARGE_BYTES
+    many = problem.n >= own["doubles_from_rows"]
+    return bool(double and many and problem.matrix_bytes <= own["large_bytes"])
 
 
-def starting(problem: Problem, machine: Machine, beyond_us: float, filling_us: float) -> float:
+def starting(problem: Problem, machine: Machine, own: Numbers) -> float:
     """Return the seconds that a product takes besides reading its matrix.
 
-    beyond_us: beyond a plain launch, at the smallest sizes. filling_us: what is added until the
-    matrix is as large as what the chip has under way, a megabyte.
+    beyond_s, or less earlier_s: a plain launch, at the smallest sizes. filling_s: what is added
+    until the matrix is as large as what the chip has under way.
     """
-    filled = min(1.0, problem.compulsory_bytes / 1e6)
-    return machine.call_s + 1e-6 * (beyond_us + filling_us * filled)
+    filled = min(1.0, problem.compulsory_bytes / FILLED_BYTES)
+    begin = own.get("beyond_s", 0.0) - own.get("earlier_s", 0.0) + own["filling_s"] * filled
+    return float(machine.call_s + begin)
 
 
 def overlapped(*seconds: float) -> float:
@@ -88,25 +82,26 @@ def overlapped(*seconds: float) -> float:
 def shared_rows_s(
     problem: Problem,
     machine: Machine,
-    parts: int,
-    unroll: int,
+    own: Numbers,
+    shape: tuple[int, int],
     *,
-    turn_us: float,
+    turn_s: float,
     rate: float,
     at_once: float,
 ) -> float:
     """Return the seconds of reading rows that `parts` blocks of 256 threads share each.
 
-    turn_us: what a turn of `unroll` loads a thread takes at least. rate: the share of the memory's
-    that many blocks reach. at_once: the blocks that a multiprocessor holds. One H200 (November
-    2026), 106 shapes of 2 to 2,038 rows: a wave that is not full costs part of what its blocks take
-    alone, and every wave after the first 0.8 us.
+    shape: the parts, and the loads a thread of a turn, which takes turn_s at least. rate: the share
+    of the memory's that many blocks reach. at_once: the blocks that a multiprocessor holds. A wave
+    that is not full costs part of what its blocks take alone, and every wave something beside.
     """
+    parts, unroll = shape
     turns = ceil_div(problem.n * ITEMSIZE[problem.a], 16 * 256 * parts * unroll)
-    waiting = 1e-6 * turn_us * turns
+    waiting = turn_s * turns
     reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
     waves = problem.m * problem.batch * parts / (at_once * machine.units)
     if waves <= 1:
         return overlapped(reading, waiting)
     begun = math.ceil(waves)
-    return reading + 1e-6 * (1.7 + 0.8 * (begun - 2)) + 0.45 * (begun - waves) * waiting
+    beside = own["second_wave_s"] + own["wave_s"] * (begun - 2)
+    return float(reading + beside + own["uneven"] * (begun - waves) * waiting)

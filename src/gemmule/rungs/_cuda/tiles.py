@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from gemmule.core.device_model import Numbers
 from gemmule.core.problem import FLOATS, Problem
-from gemmule.core.rung import Constraint, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import ceil_div, quickest
+from gemmule.core.rung import Constraint, Machine, Params, Step
+from gemmule.rungs._cuda.geometry import accumulator, ceil_div, modelled
+from gemmule.storage.models import numbers
 
 Size = Callable[[Params], tuple[int, int]]  # of a block's tile: rows and columns of C
 
 LARGEST_GRID = 2**31 - 1
+WIDE_INTEGERS = ("int64", "uint64")  # of which a thread holds too few for the larger tile
 EVERY_LAYOUT = ("row", "col", "strided")
 # What matmul rungs say of themselves that take operands in any order, alone or in batches.
 ANY_ORDER: dict[str, Any] = {
@@ -42,27 +45,31 @@ def launch(
     return (Step(kernel, (tiles(problem, *size), 1, 1), (*block, 1), smem),)
 
 
-def quickest_square(
-    problem: Problem,
-    machine: Machine,
-    name: str,
-    sides: tuple[tuple[int, int, float], ...],
-    unit_flops: float,
-    times: int = 1,
-    start_s: float = 0.0,
-) -> Suggestion | None:
-    """Return the parameter `name` with the least `expected_s`, its square tile `times` as wide.
+def by_square(
+    rung: str, name: str, times: int = 1, share: Callable[[Problem, Numbers], float] | None = None
+) -> dict[str, Any]:
+    """Return what a rung says of its time whose square tile is `times` the parameter `name` wide.
 
-    sides: a value of the parameter, the blocks that a multiprocessor runs at a time, and the share
-    of `unit_flops` that it reaches. start_s: what each product takes beside.
+    Its coefficients: of each side the blocks that a multiprocessor runs at a time, and the share of
+    unit_flops that it reaches; start_s, what each product takes beside. share: of a problem, that
+    it reaches whatever the side.
     """
 
-    def seconds(params: Params) -> float:
-        side = times * params[name]
-        _, resident, rate = next(one for one in sides if one[0] == params[name])
-        return start_s + expected_s(problem, machine, (side, side), resident, rate * unit_flops)
+    def choices(problem: Problem, machine: Machine) -> list[Params]:
+        wide = accumulator(problem) in WIDE_INTEGERS
+        sides = numbers(machine, rung)["sides"]
+        return [{name: side} for side in sides if not (wide and side == 8)]
 
-    return quickest([{name: one[0]} for one in sides], seconds)
+    def seconds(problem: Problem, params: Params, machine: Machine) -> float:
+        own = numbers(machine, rung)
+        kind, of_side, side = own["unit_flops_per_s"], own["sides"][params[name]], params[name]
+        rate = kind[accumulator(problem)] if isinstance(kind, Mapping) else kind
+        rate *= of_side["share"] * (share(problem, own) if share else 1.0)
+        size = (times * side, times * side)
+        tiled = expected_s(problem, machine, size, of_side["blocks"], rate)
+        return float(own.get("start_s", 0.0) + tiled)
+
+    return modelled(choices, seconds)
 
 
 def fits_grid(size: Size) -> Constraint:

@@ -8,19 +8,16 @@ from typing import Any
 
 from gemmule.core.packing import LinesMap, TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, quickest
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, modelled
 from gemmule.rungs.matmul.cuda import wgmma_specialized
+from gemmule.storage.models import numbers
 
 SCALED = ("float32", "bfloat16", "float16")  # what float32 sums, and scaled ones, are rounded to
 STEPS = 128  # of the reduction, in a stage's lines of 128 bytes
 AS_IT_IS, LINED_UP, TRANSPOSED = range(3)
 PACK_THREADS, PACK_BLOCKS = 256, 8  # blocks of a multiprocessor
-# One H100 (November 2026), int8 by tiles of 128 x 256, 128, 64, us: 1024 x 8192 x 8192 88.6, 94.8,
-# 284; 128 rows 44.6, 31.2, 34.6; 64 43.3, 33.6, 31.6; 1024 cubed 10.2, 6.8, 5.7: the model sees no
-# L2.
-COST = {(256, 128): 1.01, (128, 128): 1.02, (128, 64): 1.16}
 NARROW = 128  # tiles with fewer columns are for C with few rows or columns
 
 
@@ -111,27 +108,24 @@ def steps_by(tiles: dict[str, tuple[int, int]]) -> Callable[..., tuple[Step, ...
     return steps
 
 
-def suggest_by(
-    tiles: dict[str, tuple[int, int]], slower: float
-) -> Callable[[Problem, Machine], Suggestion | None]:
-    """Return the `suggest` of such a rung; slower: over the time of halves and half the steps."""
+def timed_by(rung: str, tiles: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """Return what such a rung says of its time: that of halves and half the steps, and copies."""
 
-    def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    def choices(problem: Problem, machine: Machine) -> list[Params]:
+        return [{"tile": tile, "cluster": 1} for tile in tiles]
+
+    def seconds(problem: Problem, params: Params, machine: Machine) -> float:
+        own, size = numbers(machine, rung), tiles[params["tile"]]
         halves = replace(problem, a="float16", b="float16", k=ceil_div(problem.k, 2))
         copied = 2.0 * workspace(problem, {}, machine) / machine.read_bytes_per_s
         copied += machine.call_s if any(_copies(problem)) else 0.0
+        product = wgmma_specialized.tiled_s(_seen(halves, size[1]), size, 1, machine)
+        return float(copied + own["slower"][params["tile"]] * product)
 
-        def seconds(params: Params) -> float:
-            size = tiles[params["tile"]]
-            seen, cost = _seen(halves, size[1]), slower * COST.get(size, 1.0)
-            return copied + cost * wgmma_specialized.modelled_s(seen, size, 1, machine)
-
-        return quickest([{"tile": tile, "cluster": 1} for tile in tiles], seconds)
-
-    return suggest
+    return modelled(choices, seconds)
 
 
-def common(tiles: dict[str, tuple[int, int]], slower: float) -> dict[str, Any]:
+def common(rung: str, tiles: dict[str, tuple[int, int]]) -> dict[str, Any]:
     """Return what both rungs say of themselves."""
     return {
         "after": "wgmma_specialized",
@@ -154,5 +148,5 @@ def common(tiles: dict[str, tuple[int, int]], slower: float) -> dict[str, Any]:
         "batched": True,
         "workspace": workspace,
         "steps": steps_by(tiles),
-        "suggest": suggest_by(tiles, slower),
+        **timed_by(rung, tiles),
     }

@@ -9,13 +9,12 @@ takes what the rungs for many tokens do not: float32 beside codes, groups that a
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance
-from gemmule.rungs._cuda.grouped import COUNTED
+from gemmule.rungs._cuda.grouped import COUNTED, by_element
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 HEIGHT, WIDTH = 8, 32
-UNIT_FLOPS = 1e10  # of one multiprocessor; not measured
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -32,12 +31,6 @@ def _takes(problem: Problem) -> bool:
     if spec is None or spec.transposed or spec.has_perm or spec.layout != "row":
         return False
     return spec.group_size is not None
-
-
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    seconds = problem.flops / (machine.units * UNIT_FLOPS)
-    moved = problem.compulsory_bytes / (0.2 * machine.read_bytes_per_s)
-    return Suggestion({}, machine.call_s + seconds + moved)
 
 
 RUNG = CudaRung(
@@ -61,6 +54,6 @@ RUNG = CudaRung(
     layouts=EVERY_LAYOUT,
     layouts_b=("row",),
     constraints=(COUNTED,),
-    suggest=_suggest,
     steps=_steps,
+    **by_element("grouped/code_by_code"),
 )

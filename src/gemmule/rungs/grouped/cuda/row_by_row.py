@@ -9,12 +9,11 @@ caches where they can. Every stride and every float dtype is taken.
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion, floats
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, floats
 from gemmule.rungs._cuda.geometry import accumulator, ceil_div, flat, instance, type_arguments
-from gemmule.rungs._cuda.grouped import ANY_ORDER, COUNTED
+from gemmule.rungs._cuda.grouped import ANY_ORDER, COUNTED, by_element
 
 HEIGHT, WIDTH = 8, 32
-UNIT_FLOPS = 2e10  # of one multiprocessor; not measured
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -27,12 +26,6 @@ def _arithmetic(problem: Problem) -> Arithmetic:
     return Arithmetic(acc, chain=lambda p, params: p.k, product=acc)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    seconds = problem.flops / (machine.units * UNIT_FLOPS)
-    moved = problem.compulsory_bytes / (0.3 * machine.read_bytes_per_s)
-    return Suggestion({}, machine.call_s + seconds + moved)
-
-
 RUNG = CudaRung(
     title="Row by row",
     idea="One thread computes one element of C, after it looked up the expert of its row.",
@@ -42,7 +35,7 @@ RUNG = CudaRung(
     ),
     arithmetic=_arithmetic,
     constraints=(COUNTED,),
-    suggest=_suggest,
     steps=_steps,
     **ANY_ORDER,
+    **by_element("grouped/row_by_row"),
 )

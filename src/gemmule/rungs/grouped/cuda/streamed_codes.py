@@ -10,10 +10,13 @@ come to those sums in float32: no weight is rounded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, quickest
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
+from gemmule.storage.models import numbers
 
 WARPS, ROWS, PITCH = 8, 32, 4
 STAGES_BYTES = WARPS * 2 * ROWS * (128 + 16)  # two of each warp, rows 16 bytes apart
@@ -54,26 +57,20 @@ def _takes(problem: Problem) -> bool:
     return size is not None and size > 0 and size % 32 == 0
 
 
-# Codes that one multiprocessor of an H100 multiplies a second (November 2026), by bits and tokens;
-# the memory would bring 46 and 23 billion.
-RATES = {(4, 8): 33e9, (4, 16): 29e9, (8, 8): 20e9, (8, 16): 18.5e9}
-WIDE_SHARES = {1: 0.96, 2: 1.0, 4: 0.97}  # of these, by the warps that stand side by side
-SHARE = 0.9  # of the read ceiling, where the memory limits them
-
-
-def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Multiply codes at a rate by their bits and tokens, or as the memory brings them."""
+    own = numbers(machine, "grouped/streamed_codes")
     bits, tokens = (4 if problem.b == "uint4" else 8), params["tokens"]
     slab = ROWS * params["wide"]
     codes = float(slab * problem.k)
     count, _ = grouped.pieces(problem, tokens)
     items = count * ceil_div(problem.n, slab)
-    rate = RATES[bits, tokens] * WIDE_SHARES[params["wide"]]
-    return grouped.items_s(machine, items, codes * bits / 8 / SHARE, codes / rate)
+    rate = own["unit_codes_per_s"][bits][min(tokens, 16)] * own["wide"][params["wide"]]
+    return grouped.items_s(machine, own, items, codes * bits / 8 / own["rate"], codes / rate)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    choices = [{"tokens": t, "wide": w} for t in (8, 16) for w in (2, 1, 4)]
-    return quickest(choices, lambda params: _expected_s(problem, params, machine))
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return [{"tokens": t, "wide": w} for t in (8, 16) for w in (2, 1, 4)]
 
 
 RUNG = CudaRung(
@@ -112,6 +109,6 @@ RUNG = CudaRung(
             lambda problem, params: params["tokens"] <= 16 or params["wide"] > 1,
         ),
     ),
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

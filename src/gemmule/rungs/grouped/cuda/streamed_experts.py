@@ -12,10 +12,13 @@ piece, from the L2 as a rule: that is for the tiles of the next rung.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
-from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, quickest, type_arguments
+from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, modelled, type_arguments
+from gemmule.storage.models import numbers
 
 WARPS = 8
 MOST_EXPERTS = 4096  # whose list fits beside the sums
@@ -52,25 +55,19 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(ceil_div(problem.k, parts * depth) * depth + parts)
 
 
-# Of the read ceiling, on one H100 (November 2026): W along k, and along n by the warps that stand
-# side by side.
-SHARE_ALONG_K, SHARES_ALONG_N = 0.97, {1: 0.89, 2: 0.93, 4: 0.955}
-
-
-def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
-    columns, _ = _shape(problem, params)
-    along_k = problem.layout_b == "col"
-    share = SHARE_ALONG_K if along_k else SHARES_ALONG_N[params["wide"]]
-    share -= 0.005 * (params["tokens"] // 8 - 1)
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Read at a share of the ceiling: W along k, or along n by the warps side by side."""
+    own, (columns, _) = numbers(machine, "grouped/streamed_experts"), _shape(problem, params)
+    share = own["along_k"] if problem.layout_b == "col" else own["along_n"][params["wide"]]
+    share -= own["more_tokens"] * (params["tokens"] // 8 - 1)
     slab = columns * params["wide"]
     count, _ = grouped.pieces(problem, params["tokens"])
     items = count * ceil_div(problem.n, slab)
-    return grouped.items_s(machine, items, 2.0 * slab * problem.k / share, 0.0)
+    return grouped.items_s(machine, own, items, 2.0 * slab * problem.k / share, 0.0)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    choices = [{"tokens": t, "wide": w} for t in (8, 16) for w in (1, 2, 4)]
-    return quickest(choices, lambda params: _expected_s(problem, params, machine))
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return [{"tokens": t, "wide": w} for t in (8, 16) for w in (1, 2, 4)]
 
 
 RUNG = CudaRung(
@@ -99,6 +96,6 @@ RUNG = CudaRung(
             lambda problem, params: params["tokens"] <= 16 or params["wide"] > 1,
         ),
     ),
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

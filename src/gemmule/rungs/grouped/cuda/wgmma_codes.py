@@ -11,11 +11,14 @@ no wider instruction is given than they need.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped, half_tiles
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, quickest
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
+from gemmule.storage.models import numbers
 
 HEIGHT, THREADS, LINE, LINES = 256, 384, 128, 2
 ROOM_BYTES = 227 * 1024 - 1024 - 8192 - LINES * HEIGHT * LINE  # for tokens
@@ -57,36 +60,31 @@ def _takes(problem: Problem) -> bool:
     return size == -1 or (size is not None and size > 0 and size % half_tiles.DEPTH == 0)
 
 
-# Of one multiprocessor of an H100 (November 2026): seconds of 64 steps by the tokens of a piece, in
-# whole instructions: up to 96 what takes codes apart. Tiles of 128 tokens with zero points want
-# more registers than there are, and for 32 tokens others are quicker.
+# Tiles of 128 tokens with zero points want more registers than there are, and for 32 tokens others
+# are quicker.
 WIDTHS = (32, 64, 128)
-STAGE_S = {32: 0.73e-6, 96: 0.75e-6, 128: 1.04e-6}
-CROWDED, TILE_S, SHARE = 1.45, 0.8e-6, 0.9  # of the read ceiling
 EXACT_TOKENS = 8  # an expert, up to which no weight is rounded
 
 
-def _expected_s(problem: Problem, width: int, machine: Machine) -> float:
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Wait for stages, by the tokens of a piece in whole instructions, or for the codes."""
+    own, width = numbers(machine, "grouped/wgmma_codes"), params["tokens"]
     bits = 4 if problem.b == "uint4" else 8
     stages = ceil_div(problem.k, half_tiles.DEPTH)
     count, touched = grouped.pieces(problem, width)
     slabs = ceil_div(problem.n, HEIGHT)
-    moved = HEIGHT * problem.k * bits / 8 / SHARE * touched / max(count, 1e-9)
-    each = ceil_div(int(problem.m / max(count, 1e-9)), 32) * 32
-    stage = grouped.between(STAGE_S, each)
+    moved = HEIGHT * problem.k * bits / 8 / own["rate"] * touched / max(count, 1.0)
+    each = ceil_div(int(problem.m / max(count, 1.0)), 32) * 32
+    stage = grouped.between(own["stage_s"], each)
     zeros = problem.quant is not None and problem.quant.has_zeros
     if width == 128 and (zeros or each <= 32):
-        stage *= CROWDED
-    return grouped.items_s(machine, count * slabs, moved, stages * stage + TILE_S)
+        stage *= own["crowded"]
+    return grouped.items_s(machine, own, count * slabs, moved, stages * stage + own["tile_s"])
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    if problem.m <= EXACT_TOKENS * problem.batch:
-        return None
-    return quickest(
-        [{"tokens": width} for width in WIDTHS],
-        lambda params: _expected_s(problem, params["tokens"], machine),
-    )
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    few = problem.m <= EXACT_TOKENS * problem.batch
+    return [] if few else [{"tokens": width} for width in WIDTHS]
 
 
 RUNG = CudaRung(
@@ -124,6 +122,6 @@ RUNG = CudaRung(
             ),
         ),
     ),
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

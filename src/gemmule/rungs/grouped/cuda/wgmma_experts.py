@@ -13,10 +13,13 @@ side by side, so that it is read from memory once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped, half_tiles
-from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, quickest, type_arguments
+from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, modelled, type_arguments
+from gemmule.storage.models import numbers
 
 HEIGHT, THREADS = 128, 384
 ROOM_BYTES = 227 * 1024 - 1024 - 8192  # for stages, beside barriers and the list
@@ -48,33 +51,30 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-# Of one multiprocessor of an H100 (November 2026): seconds of a stage by the tokens of a piece, of
-# which up to 64 take what TMA does, and seconds that a tile takes beside its stages.
 WIDTHS = (16, 32, 64, 128, 256)
-STAGE_S = {16: 0.38e-6, 32: 0.33e-6, 64: 0.38e-6, 128: 0.47e-6, 205: 0.68e-6, 256: 0.81e-6}
-TILE_S, TOKEN_SHARE = 0.6e-6, 0.05  # of the bytes of tokens, which the L2 brings again and again
-AGAIN = 0.1  # of a slab's bytes for each further piece that they meet
 
 
-def _expected_s(problem: Problem, width: int, machine: Machine) -> float:
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Wait for stages, by the tokens of a piece, or for bytes, some of which the L2 brings again.
+
+    What it brings again: of the tokens a share, and of a slab for each further piece that meets it.
+    """
+    own, width = numbers(machine, "grouped/wgmma_experts"), params["tokens"]
     stages = ceil_div(problem.k, half_tiles.DEPTH)
     count, touched = grouped.pieces(problem, width)
     slabs = ceil_div(problem.n, HEIGHT)
-    each = problem.m / max(count, 1e-9)  # tokens of a piece, which are even
-    bytes_of_w = 2.0 * HEIGHT * half_tiles.DEPTH * stages
-    share = touched / max(count, 1e-9)  # a slab's other pieces mostly find it in the L2
-    moved = bytes_of_w * (share + AGAIN * (1.0 - share) + TOKEN_SHARE * each / HEIGHT)
-    if width == 256 and each >= 48.0:  # fewer and larger copies under way
-        moved *= 0.97
-    busy = stages * grouped.between(STAGE_S, each) + TILE_S
-    return grouped.items_s(machine, count * slabs, moved, busy)
+    each = problem.m / max(count, 1.0)  # tokens of a piece, which are even
+    share = touched / max(count, 1.0)  # a slab's other pieces mostly find it in the L2
+    moved = share + own["again"] * (1.0 - share) + own["tokens_again"] * each / HEIGHT
+    moved *= 2.0 * HEIGHT * half_tiles.DEPTH * stages
+    if width == 256 and each >= own["larger_copies"]["tokens"]:  # fewer and larger ones under way
+        moved *= own["larger_copies"]["of_bytes"]
+    busy = stages * grouped.between(own["stage_s"], each) + own["tile_s"]
+    return grouped.items_s(machine, own, count * slabs, moved, busy)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    return quickest(
-        [{"tokens": width} for width in WIDTHS],
-        lambda params: _expected_s(problem, params["tokens"], machine),
-    )
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return [{"tokens": width} for width in WIDTHS]
 
 
 RUNG = CudaRung(
@@ -95,6 +95,6 @@ RUNG = CudaRung(
             f"at most {MOST_EXPERTS} experts", lambda problem, params: problem.batch <= MOST_EXPERTS
         ),
     ),
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

@@ -15,7 +15,7 @@ alone: `batch_invariant=True` never comes here. The library's own environment va
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gemmule.backends.cuda.library import cublas
@@ -28,16 +28,14 @@ from gemmule.core.rung import (
     LibraryRung,
     Machine,
     Params,
-    Suggestion,
     same,
 )
+from gemmule.rungs._cuda.geometry import modelled
 from gemmule.rungs._cuda.tiles import expected_s
+from gemmule.storage.models import numbers
 
 LONGEST, MOST_PRODUCTS = 2**31 - 1, 65_535
 TILE = (128, 128)
-# Flops per second of one multiprocessor, as measured at 8192 cubed on one H200 (driver 580,
-# November 2026): for `explain`, and to tell the tuner what is hopeless.
-UNIT_FLOPS = {"float32": 3.9e11, "float64": 4.2e11, "tf32": 3.0e12, "halves": 5.5e12}
 
 
 def compute(problem: Problem) -> str:
@@ -94,9 +92,15 @@ def _arithmetic(problem: Problem) -> Arithmetic:
     )
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    rate = UNIT_FLOPS["halves" if problem.a in HALVES else compute(problem)]
-    return Suggestion({"rank": 0}, expected_s(problem, machine, TILE, 1, rate))
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    yield {"rank": 0}
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Return the time by the library's rate: for `explain`, and to tell what is hopeless."""
+    rates = numbers(machine, "matmul/cublas")["unit_flops_per_s"]
+    rate = rates["halves" if problem.a in HALVES else compute(problem)]
+    return expected_s(problem, machine, TILE, 1, rate)
 
 
 def _fits(problem: Problem, params: Params) -> bool:
@@ -135,8 +139,8 @@ RUNG = LibraryRung(
     ),
     batched=True,
     vendor=True,
-    suggest=_suggest,
     spec=gemm,
     bind=bind,
     available=cublas.missing,
+    **modelled(_choices, _seconds),
 )

@@ -5,8 +5,8 @@ and a tile of C for 128 columns computes mostly padding. Here the rows are strea
 of A meets all columns: 16 at most, more stream the matrix again. Eight lanes walk a row and four
 rows lie side by side in a warp, so that a vector of a column serves `rows` rows of a lane. Both
 operands come through rings in shared memory that `cp.async` fills three turns ahead: registers are
-for sums. Warps that share columns wait for each other, and for no others: at 8192 x 8192 floats on
-an H200 16 columns take 1.14 times as long as one, and took 1.22 with a barrier of the whole block.
+for sums. Warps that share columns wait for each other, and for no others: with a barrier of the
+whole block 16 columns take 7 % longer.
 Columns that lie along the sum are copied as they are. For others a small kernel before packs them
 in the order in which lanes read them, zero past the end, whatever their strides; the large one
 starts early and has its first turns of A under way by then. Of X W^T with few rows, W is what is
@@ -15,6 +15,9 @@ streamed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from gemmule.core.device_model import Numbers
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Constraint,
@@ -22,7 +25,6 @@ from gemmule.core.rung import (
     Machine,
     Params,
     Step,
-    Suggestion,
     floats,
     integers,
 )
@@ -31,10 +33,12 @@ from gemmule.rungs._cuda.geometry import (
     CTYPE,
     ceil_div,
     instance,
+    modelled,
     starts_early,
 )
 from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.tiles import ANY_ORDER
+from gemmule.storage.models import numbers
 
 LANES = 8
 MOST_STAGES = (4, 6)  # of doubles more: a stage holds half as many
@@ -102,30 +106,44 @@ def _chain(problem: Problem, params: Params) -> int:
     return int((vectors + 1) * view.lanes + 5 + split)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Let many rows share the packed columns, as far as the blocks still fill the chip."""
-    width = _width(problem)
-    # One H200 (November 2026), 8192 x 8192: the share of the read ceiling by columns, and what
-    # sharing among half as many rows costs.
-    share = {2: 0.97, 4: 0.97, 8: 0.94, 12: 0.92, 16: 0.9}[width]
-    sets: tuple[tuple[int, int, float], ...] = ((2, 8, 1.0), (1, 8, 1.0 + max(0, width - 8) / 160))
+def _kind(problem: Problem) -> str:
+    """Return what limits beside the memory: conversion of halves, doubles' arithmetic, or words."""
     if ITEMSIZE[few.seen(problem).matrix] == 2:
-        sets = tuple((across, 2 if width == 8 else 4, 1.0) for across in (4, 2, 1))
-        share *= 0.85  # an estimate: converting takes as many instructions as multiplying
-    elif problem.a == "float64":  # 16 columns keep its multiply-add pipe busy for 60 %
-        sets = ((1, 4, 1.0), (2, 4, 1.01)) if width <= 8 else ((2, 4, 1.0), (1, 4, 1.02))
-        share = {2: 0.97, 4: 0.965, 8: 0.93, 12: 0.91, 16: 0.88}[width]
-    times: dict[float, dict[str, int]] = {}
-    for across, rows, cost in sets:
-        params = {"across": across, "rows": rows}
-        blocks = few.slabs(problem, _rows(params), width)
-        waves = ceil_div(max(blocks, 1), machine.units) * machine.units / max(blocks, 1)
-        times.setdefault(cost * waves, params)
-    best = min(times)
-    stream_s = few.stream_s(problem, machine, share, width)
-    fill_s = 1e-6  # of the rings, before the first sum
-    pack_s = 0.0 if _direct(problem) else few.PACK_S
-    return Suggestion(times[best], machine.call_s + pack_s + fill_s + stream_s * best)
+        return "halves"
+    return "doubles" if problem.a == "float64" else "words"
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Let many rows share the packed columns, as far as the blocks still fill the chip."""
+    width, kind = _width(problem), _kind(problem)
+    if kind == "halves":
+        return [{"across": across, "rows": 2 if width == 8 else 4} for across in (4, 2, 1)]
+    if kind == "doubles":
+        return [{"across": across, "rows": 4} for across in ((1, 2) if width <= 8 else (2, 1))]
+    return [{"across": across, "rows": 8} for across in (2, 1)]
+
+
+def _sharing(problem: Problem, params: Params, own: Numbers) -> float:
+    """Return what sharing among as many rows costs, over the best."""
+    width, kind, across = _width(problem), _kind(problem), params["across"]
+    if kind == "doubles":
+        worse = 2 if width <= 8 else 1
+        return float(own["sharing"][worse] if across == worse else 1.0)
+    fewer = kind == "words" and across == 1
+    return float(1.0 + own["column_of_fewer"] * max(0, width - 8)) if fewer else 1.0
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    own, width = numbers(machine, "matmul/few_columns"), _width(problem)
+    share = own["share"]["doubles" if problem.a == "float64" else "words"][width]
+    if _kind(problem) == "halves":
+        share = own["share"]["words"][width] * own["converting"]
+    blocks = max(few.slabs(problem, _rows(params), width), 1)
+    waves = ceil_div(blocks, machine.units) * machine.units / blocks
+    slower = _sharing(problem, params, own) * waves
+    pack_s = 0.0 if _direct(problem) else own["pack_s"]
+    stream_s = few.stream_s(problem, machine, own, share, width)
+    return float(machine.call_s + pack_s + own["fill_s"] + stream_s * slower)
 
 
 RUNG = CudaRung(
@@ -164,7 +182,7 @@ RUNG = CudaRung(
         ),
     ),
     workspace=_workspace,
-    suggest=_suggest,
     steps=_steps,
     **ANY_ORDER,
+    **modelled(_choices, _seconds),
 )

@@ -13,11 +13,21 @@ Float64 by 8 x 8 x 4 instructions, bytes exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import few
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, instance, starts_early
+from gemmule.rungs._cuda.geometry import (
+    CTYPE,
+    accumulator,
+    ceil_div,
+    instance,
+    modelled,
+    starts_early,
+)
 from gemmule.rungs._cuda.tiles import ANY_ORDER
+from gemmule.storage.models import numbers
 
 
 def _columns(problem: Problem, params: Params) -> int:
@@ -29,8 +39,7 @@ def _columns(problem: Problem, params: Params) -> int:
 def _direct(problem: Problem) -> bool:
     """Tell whether columns are read as they lie: packed, more of them take fewer of the L1's lines.
 
-    One H200 (November 2026): 8192 x 8192 float16 33.1 against 34.7 us for 4 columns, 36.3 against
-    34.6 for 8, 38.1 against 35.3 for 16; float64 pays from 3 columns on.
+    Four columns of halves are quicker as they lie, eight packed; of doubles packing pays from 3 on.
     """
     view = few.seen(problem)
     most = 2 if view.matrix == "float64" else 4
@@ -64,26 +73,35 @@ def _chain(problem: Problem, params: Params) -> int:
     return int((chunks + params["unroll"] + 1) * steps + params["warps"] * params["pieces"])
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _blocks(problem: Problem, params: Params) -> int:
+    rows = 16 * params["tiles"] // params["pieces"]
+    return few.slabs(problem, rows, _columns(problem, params))
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Let 4 warps share 16 rows where those fill the chip, else 8."""
     width = few.width_of(problem)
-    # The best of all declared sets, and its share of the read ceiling, on one H200 (November 2026).
     params = {"warps": 4, "tiles": 2, "unroll": 2, "pieces": 2}
     if problem.a == "float64" and width > 4:
         params |= {"tiles": 1, "unroll": 4, "pieces": 2 if width <= 8 else 1}
     elif not few.rows_aligned(problem) and width <= 4:
         params |= {"tiles": 1, "unroll": 2, "pieces": 4}
-    rows = 16 * params["tiles"] // params["pieces"]
-    blocks = few.slabs(problem, rows, _columns(problem, params))
-    if blocks < 3 * machine.units:
+    own = numbers(machine, "matmul/few_columns_tensor")
+    if _blocks(problem, params) < own["blocks_of_a_unit"] * machine.units:
         params["warps"] = 8
-    share = {2: 0.97, 4: 0.97, 8: 0.965, 12: 0.91, 16: 0.935}[width]
+    yield params
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    own, width = numbers(machine, "matmul/few_columns_tensor"), few.width_of(problem)
+    share = own["share"][width]
     if problem.a == "float64":
-        share -= 0.06 if width <= 4 else 0.1
-    fill = min(1.0, blocks * params["warps"] / (12 * machine.units))
-    seconds = few.stream_s(problem, machine, share, width) / max(fill, 1e-3)
-    pack_s = 0.0 if _direct(problem) else few.PACK_S
-    return Suggestion(params, machine.call_s + pack_s + seconds)
+        share -= own["less_of_doubles"]["few" if width <= 4 else "more"]
+    warps = _blocks(problem, params) * params["warps"]
+    fill = min(1.0, warps / (own["warps_of_a_unit"] * machine.units))
+    seconds = few.stream_s(problem, machine, own, share, width) / max(fill, 1e-3)
+    pack_s = 0.0 if _direct(problem) else own["pack_s"]
+    return float(machine.call_s + pack_s + seconds)
 
 
 def _matching(problem: Problem, params: Params) -> bool:
@@ -125,7 +143,7 @@ RUNG = CudaRung(
         ),
     ),
     workspace=_workspace,
-    suggest=_suggest,
     steps=_steps,
     **ANY_ORDER,
+    **modelled(_choices, _seconds),
 )

@@ -18,13 +18,17 @@ other in the L2, 3 % of the time of 16 columns. 2, 4, 8, 12 and 16 columns of fl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion, floats
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, floats
 from gemmule.rungs._cuda import few
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, modelled
 from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.tiles import ANY_ORDER
+from gemmule.storage.models import numbers
 
+_NAME = "matmul/few_columns_unpacked"
 MOST_STAGES, LEAST_WARPS = {8: 3, 4: 4}, 4
 RESERVED = 1024  # bytes of shared memory that the system keeps of each block's
 
@@ -66,42 +70,30 @@ def _chain(problem: Problem, params: Params) -> int:
     return ceil_div(ceil_div(view.k, chunk), LEAST_WARPS) * chunk + most_warps + 1
 
 
-def _params(problem: Problem, machine: Machine) -> dict[str, int]:
-    """Return the set that was fastest, by how many multiprocessors blocks of 32 rows would fill.
-
-    One H200 (November 2026), sides of 1024 to 32768, 2 to 16 columns, floats and doubles: 0.9 %
-    behind the best of all sets in the mean. 2048 x 2048 floats by 16 columns take 7.1 us by 16
-    rows, 8.8 by 32; 4096 x 4096 20.3 and 19.6; 14336 x 4096 63.4 by 32 and 61.9 by 64; 6144 x 6144
-    doubles by 2 columns 70.3 by 16 rows and 72.8 by 32.
-    """
-    width, units = few.width_of(problem), machine.units
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take blocks of as many rows as leave the multiprocessors full."""
+    own, width, units = numbers(machine, _NAME)["blocks"], few.width_of(problem), machine.units
     blocks = few.slabs(problem, 32, width)
     rows, resident = 32, 2
-    if 2 * blocks <= units or (width <= 4 and units < blocks < 1.6 * units):
+    if 2 * blocks <= units or (width <= 4 and units < blocks < own["two_waves"] * units):
         rows = 16
     elif blocks <= units:
         resident = 1
-    elif width > 8 and few.slabs(problem, 64, width) >= 1.5 * units:
+    elif width > 8 and few.slabs(problem, 64, width) >= own["tall"] * units:
         rows = 64
-    return {"rows": rows, "resident": resident, "pieces": 8}
+    yield {"rows": rows, "resident": resident, "pieces": 8}
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Model the time: the matrix at a share of the read ceiling, and a beginning and an end."""
-    width, view = few.width_of(problem), few.seen(problem)
-    params = _params(problem, machine)
-    # One H200 (November 2026), 4096 x 4096 to 16384 x 16384, by columns.
-    if problem.a == "float64":
-        share = {2: 0.98, 4: 0.975, 8: 0.965, 12: 0.95, 16: 0.94}[width]
-    else:
-        share = {2: 0.975, 4: 0.97, 8: 0.96, 12: 0.935, 16: 0.915}[width]
-    ends_s = {2: 0.6e-6, 4: 0.7e-6, 8: 0.9e-6, 12: 1.5e-6, 16: 1.6e-6}[width]
-    if not few.rows_aligned(problem) or view.n % width:
-        share *= 0.3  # an estimate: element by element
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Read the matrix at a share of the read ceiling, between a beginning and an end."""
+    own, width = numbers(machine, _NAME), few.width_of(problem)
+    share = own["share"]["doubles" if problem.a == "float64" else "floats"][width]
+    if not few.rows_aligned(problem) or few.seen(problem).n % width:
+        share *= own["by_elements"]
     blocks = few.slabs(problem, params["rows"], width)
-    share *= min(1.0, max(blocks, 1) / (0.9 * machine.units))
-    stream_s = few.stream_s(problem, machine, share, width)
-    return Suggestion(params, machine.call_s + ends_s + stream_s)
+    share *= min(1.0, max(blocks, 1) / (own["blocks"]["full"] * machine.units))
+    stream_s = few.stream_s(problem, machine, own, share, width)
+    return float(machine.call_s + own["ends_s"][width] + stream_s)
 
 
 RUNG = CudaRung(
@@ -131,7 +123,7 @@ RUNG = CudaRung(
     ),
     # Elsewhere doubles run at a small part of floats' rate.
     archs=("sm_80", "sm_90a", "sm_100a"),
-    suggest=_suggest,
     steps=_steps,
     **ANY_ORDER,
+    **modelled(_choices, _seconds),
 )

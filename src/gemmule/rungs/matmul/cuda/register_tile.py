@@ -10,7 +10,7 @@ same element. Every stride is taken: the threads that stage a panel follow which
 from __future__ import annotations
 
 from gemmule.core.problem import FLOAT8, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
     ALL_SIGNATURES,
     FLOAT8_SIGNATURES,
@@ -19,23 +19,14 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.tiles import ANY_ORDER, fits_grid, launch, quickest_square, square
+from gemmule.rungs._cuda.tiles import ANY_ORDER, WIDE_INTEGERS, by_square, fits_grid, launch, square
 
 SIDE = 16  # threads along each side of a block
 DEPTH = 8
-# Flops per second of one multiprocessor, by accumulator: estimates from the instruction rates of
-# compute capability 9.0 at 1.7 GHz, not measured.
-UNIT_FLOPS = {
-    "float32": 1.8e11,
-    "float64": 1.1e11,
-    "int32": 9e10,
-    "int64": 2.5e10,
-    "uint64": 2.5e10,
-}
 
 
 def _is_wide_integer(problem: Problem) -> bool:
-    return accumulator(problem) in ("int64", "uint64")
+    return accumulator(problem) in WIDE_INTEGERS
 
 
 _size = square("micro", SIDE)
@@ -44,12 +35,6 @@ _size = square("micro", SIDE)
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     kernel = instance("register_tile", type_arguments(problem), params["micro"])
     return launch(kernel, problem, _size(params), (SIDE * SIDE, 1))
-
-
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    sides = ((4, 4, 0.7),) if _is_wide_integer(problem) else ((8, 1, 1.0), (4, 4, 0.7))
-    flops = UNIT_FLOPS[accumulator(problem)]
-    return quickest_square(problem, machine, "micro", sides, flops, SIDE)
 
 
 RUNG = CudaRung(
@@ -71,7 +56,7 @@ RUNG = CudaRung(
         ),
         fits_grid(_size),
     ),
-    suggest=_suggest,
     steps=_steps,
     **ANY_ORDER,
+    **by_square("matmul/register_tile", "micro", SIDE),
 )

@@ -12,16 +12,14 @@ Hopper (`wgmma`), such as PyTorch's, are faster still.
 
 from __future__ import annotations
 
+from gemmule.core.device_model import Numbers
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import instance, type_arguments
 from gemmule.rungs._cuda.half_tiles import SIGNATURES, along_k
-from gemmule.rungs._cuda.tiles import fits_grid, launch, quickest_square, square
+from gemmule.rungs._cuda.tiles import by_square, fits_grid, launch, square
 
 DEPTH, STAGES = 32, 4
-# Flops per second of one multiprocessor: an estimate for mma.sync on compute capability 9.0, which
-# reaches about half of what wgmma does; not measured.
-UNIT_FLOPS = 3.3e12
 
 
 _size = square("tile")
@@ -33,11 +31,8 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return launch(kernel, problem, _size(params), (2 * tile, 1), STAGES * 2 * tile * DEPTH * 2)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    flops = UNIT_FLOPS * (1.0 if problem.alignment == 16 else 0.2)
-    # The small tile reaches 0.36 of that on one H200 (November 2026): 8192 x 8192 by 8 to 64
-    # columns takes 100 us, 4096 x 4096 51, 1024 x 1024 15.
-    return quickest_square(problem, machine, "tile", ((128, 2, 1.0), (64, 4, 0.36)), flops)
+def _share(problem: Problem, own: Numbers) -> float:
+    return 1.0 if problem.alignment == 16 else float(own["unaligned"])
 
 
 RUNG = CudaRung(
@@ -54,6 +49,6 @@ RUNG = CudaRung(
     params={"tile": (128, 64)},
     constraints=(fits_grid(_size),),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
+    **by_square("matmul/tensor_core", "tile", share=_share),
 )

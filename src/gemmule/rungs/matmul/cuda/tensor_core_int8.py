@@ -12,16 +12,14 @@ The hardware multiplies u8 by s8 but not s8 by u8, which is computed as its tran
 
 from __future__ import annotations
 
+from gemmule.core.device_model import Numbers
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import instance, type_arguments
 from gemmule.rungs._cuda.half_tiles import along_k
-from gemmule.rungs._cuda.tiles import fits_grid, launch, quickest_square, square
+from gemmule.rungs._cuda.tiles import by_square, fits_grid, launch, square
 
 DEPTH, STAGES = 64, 4
-# Operations per second of one multiprocessor: an estimate for mma.sync on compute capability 9.0,
-# not measured.
-UNIT_OPS = 5.0e12
 
 
 _size = square("tile")
@@ -33,10 +31,11 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return launch(kernel, problem, _size(params), (2 * tile, 1), STAGES * 2 * tile * DEPTH)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+def _share(problem: Problem, own: Numbers) -> float:
+    """Return what is left where operands lie across the sum, and where they begin anywhere."""
     transposed = (problem.layout_a != "row") + (problem.layout_b != "col")
-    ops = UNIT_OPS * (1.0, 0.8, 0.6)[transposed] * (1.0 if problem.alignment == 16 else 0.1)
-    return quickest_square(problem, machine, "tile", ((128, 2, 1.0), (64, 4, 0.7)), ops)
+    left = own["transposed"][transposed] if transposed else 1.0
+    return float(left * (1.0 if problem.alignment == 16 else own["unaligned"]))
 
 
 RUNG = CudaRung(
@@ -51,6 +50,6 @@ RUNG = CudaRung(
     params={"tile": (128, 64)},
     constraints=(fits_grid(_size),),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
+    **by_square("matmul/tensor_core_int8", "tile", share=_share),
 )

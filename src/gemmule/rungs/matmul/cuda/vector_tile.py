@@ -12,17 +12,15 @@ Products are plain fused multiply-adds in the accumulator's type: what `precisio
 
 from __future__ import annotations
 
+from gemmule.core.device_model import Numbers
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion, same
+from gemmule.core.rung import CudaRung, Machine, Params, Step, same
 from gemmule.rungs._cuda.geometry import accumulator, instance, type_arguments
 from gemmule.rungs._cuda.half_tiles import along_k
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.tiles import fits_grid, launch, quickest_square, square
+from gemmule.rungs._cuda.tiles import by_square, fits_grid, launch, square
 
 SIDE = 16  # threads along each side of a block
-# Flops per second of one multiprocessor, by accumulator: estimates from the instruction rates of
-# compute capability 9.0 at 1.7 GHz, not measured.
-UNIT_FLOPS = {"float32": 3.0e11, "float64": 1.6e11}
 
 
 _size = square("micro", SIDE)
@@ -37,9 +35,8 @@ def _chain(problem: Problem, params: Params) -> int:
     return problem.k + 64 // ITEMSIZE[accumulator(problem)]
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    flops = UNIT_FLOPS[accumulator(problem)] * (1.0 if problem.alignment == 16 else 0.75)
-    return quickest_square(problem, machine, "micro", ((8, 1, 1.0), (4, 3, 0.7)), flops, SIDE)
+def _share(problem: Problem, own: Numbers) -> float:
+    return 1.0 if problem.alignment == 16 else float(own["unaligned"])
 
 
 RUNG = CudaRung(
@@ -57,6 +54,6 @@ RUNG = CudaRung(
     params={"micro": (8, 4)},
     constraints=(fits_grid(_size),),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
+    **by_square("matmul/vector_tile", "micro", SIDE, _share),
 )

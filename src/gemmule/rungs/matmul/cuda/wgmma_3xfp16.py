@@ -6,8 +6,7 @@ column of B is scaled, by a power of two, to where halves are precise, and with 
 The high ones are summed apart: tensor cores cut off what they add, so every 64 steps their sum is
 rounded into another in ordinary registers, while they go on with the low ones, whose sum needs it
 not. That makes errors smaller than those of a chain of multiply-adds, at three products of halves
-for one of floats: on an H200 3.7 to 4.6 times as fast as cuBLAS' float32 at 4096 and 8192 cubed,
-the passes in front included.
+for one of floats: with the passes in front about four times as fast as float32 by multiply-adds.
 
 What a pair of halves does not hold, infinities, NaN and elements 2^29 times smaller than the
 largest of their row, is counted for each row. A sum that these might have moved by more than its
@@ -18,6 +17,8 @@ the halves to where TMA wants them. Of a prepared operand the passes were run be
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.packing import HalvesMap, Move, Packing
 from gemmule.core.problem import Problem
 from gemmule.core.rung import (
@@ -27,13 +28,13 @@ from gemmule.core.rung import (
     Machine,
     Params,
     Step,
-    Suggestion,
     same,
 )
-from gemmule.rungs._cuda.geometry import ceil_div, quickest
+from gemmule.rungs._cuda.geometry import ceil_div, modelled
 from gemmule.rungs._cuda.half_tiles import COUNTED, DEPTH
 from gemmule.rungs._cuda.tiles import ANY_ORDER, tiles
 from gemmule.rungs.matmul.cuda.wgmma_specialized import BARRIERS_BYTES, SHARED_BYTES
+from gemmule.storage.models import numbers
 
 TILES = {"128x128": (128, 128), "128x64": (128, 64)}
 OUT_BYTES = 8 * 16 * 128  # 16 rows of 32 sums for each of 8 warps
@@ -149,24 +150,18 @@ def _chain(problem: Problem, params: Params) -> int:
     return inside + outside + problem.k // 256 + 1 + SPLIT
 
 
-# Of one multiprocessor, measured on one H200 (November 2026) at 1024 to 8192 cubed: flops of
-# float32 per second, by the tile's columns; seconds that a tile takes beside them, and the launches
-# altogether. The passes in front move an operand's bytes so many times.
-UNIT_FLOPS = {128: 1.85e12, 64: 1.75e12}
-TILE_S, START_S, PASSES = 3e-6, 12e-6, 4.9
-
-
-def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
-    height, width = _size(params)
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Add up the launches, the passes that move each operand several times, and waves of tiles."""
+    own, (height, width) = numbers(machine, "matmul/wgmma_3xfp16"), _size(params)
     waves = ceil_div(tiles(problem, height, width), machine.units)
     flops = 2.0 * height * width * ceil_div(problem.k, DEPTH) * DEPTH
-    moved = PASSES * 4.0 * sum(_lines(problem)) * problem.k / machine.read_bytes_per_s
-    return machine.call_s + START_S + moved + waves * (flops / UNIT_FLOPS[width] + TILE_S)
+    moved = own["passes"] * 4.0 * sum(_lines(problem)) * problem.k / machine.read_bytes_per_s
+    tile_s = flops / own["unit_flops_per_s"][width] + own["tile_s"]
+    return float(machine.call_s + own["start_s"] + moved + waves * tile_s)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    choices = [{"tile": tile} for tile in TILES]
-    return quickest(choices, lambda params: _expected_s(problem, params, machine))
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return [{"tile": tile} for tile in TILES]
 
 
 RUNG = CudaRung(
@@ -197,10 +192,10 @@ RUNG = CudaRung(
             lambda problem, params: tiles(problem, *_size(params)) <= 2**25,
         ),
     ),
-    suggest=_suggest,
     steps=_steps,
     workspace=_workspace,
     packing=Packing(passes=2, begins=_begins, moves=_moves),
     archs=("sm_90a",),
     **ANY_ORDER,
+    **modelled(_choices, _seconds),
 )

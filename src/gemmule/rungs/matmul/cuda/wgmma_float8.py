@@ -39,5 +39,5 @@ RUNG = CudaRung(
     scaled=SIGNATURES,
     arithmetic=lambda problem: ARITHMETIC,
     branch="float8",
-    **wgmma_bytes.common(TILES, slower=1.1),
+    **wgmma_bytes.common("matmul/wgmma_float8", TILES),
 )

@@ -25,5 +25,5 @@ RUNG = CudaRung(
     scaled=tuple((a, b, out) for a, b in PAIRS for out in wgmma_bytes.SCALED),
     arithmetic=lambda problem: Arithmetic(accumulator="int32", chain=lambda p, params: p.k),
     branch="bytes",
-    **wgmma_bytes.common(TILES, slower=1.0),
+    **wgmma_bytes.common("matmul/wgmma_int8", TILES),
 )

@@ -4,7 +4,7 @@ Blocks stay for many tiles of C. One thread of each fills a ring of stages throu
 as the ring is long, also into the next tile; two warpgroups empty it, each with its own half of the
 tile's rows, and keep one wgmma group under way while the next begins. `setmaxnreg` moves the
 loader's registers to them: a tile of 128 x 256 takes 128 of a thread for its sums alone. Sums go
-out through shared memory (`stmatrix`) and TMA as well. On an H200 all this takes the tile before
+out through shared memory (`stmatrix`) and TMA as well. All this takes the tile before
 from 0.74-0.89 of cuBLAS to 0.99-1.05, at 4096 to 16384 cubed and in every layout. What limits it
 now is power: on random data the clock falls while the tensor cores work without a pause. So
 `cluster=2`, where two blocks take tiles one below the other and load half of B each for both, gains
@@ -14,23 +14,19 @@ nothing but at 16384.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
-from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
+from gemmule.rungs._cuda.geometry import ceil_div, instance, modelled, type_arguments
+from gemmule.storage.models import numbers
 
 SHARED_BYTES = 227 * 1024
 OUT_BYTES = 8 * 2 * 16 * 128  # two buffers of 16 rows for each of 8 warps
 BARRIERS_BYTES = 1024
 TILES = {"128x256": (128, 256), "128x192": (128, 192), "128x128": (128, 128)}
-# Of one multiprocessor, measured on one H200 (November 2026) at 27 products of 10 us to 1.4 ms:
-# flops per second while the clock is high, and once power limits it; seconds that a tile takes
-# beside its stages, by its columns, and from the launch to the first stage.
-BURST_FLOPS, SETTLED_FLOPS = 7.1e12, 6e12
-TILE_S, COLUMN_S, START_S = 0.3e-6, 4.7e-9, 1.2e-6
-READ_SHARE = 0.85  # of the read ceiling, where few rows meet a large matrix
 
 
 def stages(height: int, width: int) -> int:
@@ -68,32 +64,29 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-def expected_s(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return the modelled time of a product in seconds."""
-    return modelled_s(problem, TILES[params["tile"]], params["cluster"], machine)
+def tiled_s(problem: Problem, size: tuple[int, int], cluster: int, machine: Machine) -> float:
+    """Return the modelled time in seconds of a product by tiles of a size.
 
-
-def modelled_s(problem: Problem, size: tuple[int, int], cluster: int, machine: Machine) -> float:
-    """Return the modelled time in seconds of a product by tiles of a size."""
-    height, width = size
+    Flops per second are those of a multiprocessor while the clock is high, and once power limits
+    it; a tile takes some beside its stages, by its columns, and so does the first stage.
+    """
+    own = numbers(machine, "matmul/wgmma_specialized")
+    (height, width), depth = size, half_tiles.DEPTH
     waves = ceil_div(clusters(problem, size, cluster), machine.units // cluster)
-    stages_s = (
-        2.0
-        * height
-        * width
-        * ceil_div(problem.k, half_tiles.DEPTH)
-        * half_tiles.DEPTH
-        / BURST_FLOPS
-    )
-    busy = waves * (stages_s + TILE_S + COLUMN_S * width)
-    settled = problem.flops / (machine.units * SETTLED_FLOPS)
-    moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
-    return machine.call_s + START_S + math.hypot(max(busy, settled), moved)
+    flops = 2.0 * height * width * ceil_div(problem.k, depth) * depth
+    busy = waves * (flops / own["burst_flops_per_s"] + own["tile_s"] + own["column_s"] * width)
+    settled = problem.flops / (machine.units * own["settled_flops_per_s"])
+    moved = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
+    return float(machine.call_s + own["start_s"] + math.hypot(max(busy, settled), moved))
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    choices = [{"tile": tile, "cluster": 1} for tile in TILES]
-    return quickest(choices, lambda params: expected_s(problem, params, machine))
+def seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Return the modelled time of a product in seconds."""
+    return tiled_s(problem, TILES[params["tile"]], params["cluster"], machine)
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return [{"tile": tile, "cluster": 1} for tile in TILES]
 
 
 RUNG = CudaRung(
@@ -116,7 +109,7 @@ RUNG = CudaRung(
         ),
     ),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
     **half_tiles.COMMON,
+    **modelled(_choices, seconds),
 )

@@ -10,21 +10,21 @@ An instruction multiplies 64 rows, but as few columns as 8. So the longer side o
 rows, if need be as C^T = B^T A^T, and the shorter one along its columns: 16 rows of C take a tile
 of 64 x 16 instead of 64 x 64, and stages of 20 KB hold 16 of the large matrix. Sums leave through
 shared memory, by `stmatrix`, transposed where C lies so: a kernel is 17 to 19 KB of instructions,
-for each is fetched but once, and 60 KB of them took 3 us more. On an H200 16 and 32 rows by 4096 x
-4096 take 11.6 us, cuBLAS 13.8; other products of few rows reach 0.91 to 1.09 of cuBLAS, 512 cubed
-0.96, 1024 cubed 0.84. What limits now are the launch, the memory, and the L2, which gives wide
-tiles 7.3 TB/s.
+for each is fetched but once, and 60 KB of them took much longer. What limits now are the launch,
+the memory, and the L2.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
-from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
+from gemmule.rungs._cuda.geometry import ceil_div, instance, modelled, type_arguments
 from gemmule.rungs._cuda.tiles import LARGEST_GRID, tiles
+from gemmule.storage.models import numbers
 
 TILES = {
     "64x16": (64, 16),
@@ -94,42 +94,32 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-# Fitted to 29 products of 4 to 60 us on one H200 (November 2026): 0.5 % longer by it than
-# by the best parameters. Seconds: of 64 steps of a block; from the launch to the first stage; what
-# blocks of a cluster need to meet; a sum on its way out, and to the block that stores it. SHARED:
-# what a second block on the same multiprocessor costs. Then the share of the read ceiling that such
-# blocks reach together, bytes per second of the L2 for all of them, and how many neighbours that
-# want the same tile at the same time cost no more than one.
-STAGE_S = {"64x16": 0.069e-6, "64x32": 0.064e-6, "64x64": 0.088e-6, "64x128": 0.155e-6}
-STAGE_S["128x128"] = 0.217e-6
-SHARED = {"64x16": 0.51, "64x32": 1.03, "64x64": 1.2, "64x128": 1.19}
-START_S, MEETING_S, OUT_S, SENT_S = 0.33e-6, 0.7e-6, 2.06e-10, 1.04e-10
-READ_SHARE, L2_BYTES, TOGETHER = 0.97, 9.07e12, 9.7
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Wait for stages, the memory and the L2, each for the others now and then.
 
-
-def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
+    Blocks of a cluster need some time to meet, sums on their way out and to the block that stores
+    them. A second block on the same multiprocessor costs a share; so many neighbours that want the
+    same tile at the same time cost no more than one.
+    """
+    own, tile = numbers(machine, "matmul/wgmma_split"), params["tile"]
     (height, width), parts = _size(params), params["parts"]
-    stages, blocks = (
-        ceil_div(ceil_div(problem.k, half_tiles.DEPTH), parts),
-        _blocks(problem, params),
-    )
+    steps = ceil_div(ceil_div(problem.k, half_tiles.DEPTH), parts)
+    blocks = _blocks(problem, params)
     waves = blocks / (PLACED[parts] * machine.units)
-    waves = max(1.0, SHARED[params["tile"]] * waves) if height == 64 else float(math.ceil(waves))
-    busy = waves * (stages * STAGE_S[params["tile"]] + height * width * OUT_S)
-    moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
+    waves = max(1.0, own["shared"][tile] * waves) if height == 64 else float(math.ceil(waves))
+    busy = waves * (steps * own["stage_s"][tile] + height * width * own["out_s"])
+    moved = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
     down = ceil_div(max(problem.m, problem.n), height)  # so many want the same tile of `width`
-    lines = height + width / (1 + down / TOGETHER)
-    loaded = blocks * stages * lines * half_tiles.DEPTH * 2 / L2_BYTES
-    waiting = math.hypot(busy, moved, loaded)  # each for the others, now and then
-    met = MEETING_S + height * width * SENT_S if parts > 1 else 0.0
-    return machine.call_s + START_S + waiting + met
+    lines = height + width / (1 + down / own["together"])
+    loaded = blocks * steps * lines * half_tiles.DEPTH * 2 / own["l2_bytes_per_s"]
+    met = own["meeting_s"] + height * width * own["sent_s"] if parts > 1 else 0.0
+    return float(machine.call_s + own["start_s"] + math.hypot(busy, moved, loaded) + met)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take the narrowest tile that holds the shorter side, where that has 64 or fewer."""
     narrow = min(problem.m, problem.n)
-    choices = [p for p in RUNG.space(problem) if _size(p)[1] >= min(narrow, 64)]
-    return quickest(choices, lambda params: _expected_s(problem, params, machine))
+    return (p for p in RUNG.space(problem) if _size(p)[1] >= min(narrow, 64))
 
 
 RUNG = CudaRung(
@@ -159,7 +149,7 @@ RUNG = CudaRung(
         ),
     ),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
     **half_tiles.COMMON,
+    **modelled(_choices, _seconds),
 )

@@ -12,15 +12,12 @@ wait, store their sums one by one, and load nothing for the next tile while they
 from __future__ import annotations
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import instance, type_arguments
-from gemmule.rungs._cuda.tiles import fits_grid, quickest_square, square, tiles
+from gemmule.rungs._cuda.tiles import by_square, fits_grid, square, tiles
 
 STAGES = 3
-# On one H200 (November 2026), flops per second of one multiprocessor at long products, and what
-# short ones take beside: the first stage, and the sums on their way out.
-UNIT_FLOPS, START_S = 4e12, 6e-6
 
 
 _size = square("tile")
@@ -40,11 +37,6 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    sides = ((128, 2, 1.0), (64, 4, 0.5))
-    return quickest_square(problem, machine, "tile", sides, UNIT_FLOPS, start_s=START_S)
-
-
 RUNG = CudaRung(
     title="Warpgroup tile",
     idea="Four warps multiply tiles where they lie in shared memory; one thread has TMA copy them.",
@@ -53,7 +45,7 @@ RUNG = CudaRung(
     params={"tile": (128, 64)},
     constraints=(half_tiles.ALIGNED, half_tiles.COUNTED, fits_grid(_size)),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
     **half_tiles.COMMON,
+    **by_square("matmul/wgmma_tile", "tile"),
 )

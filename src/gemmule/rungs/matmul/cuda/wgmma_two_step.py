@@ -6,26 +6,25 @@ leaves half of the multiprocessors idle, and the L2 hands out each operand once 
 Here each part of the sum is a product like those of `wgmma_specialized`, by pairs of blocks that
 load half of B each for both, and its float32 sums go to the workspace. The second kernel adds them
 in the order of the parts, so that the bits are the same in every run; it is launched early and
-waits on the device. 512 x 512 x 16384 in 8 parts takes 21.6 us so on an H200, 24.7 by
-`wgmma_split`, 17.5 by cuBLAS. What limits is the L2: it gives such tiles 6.8 TB/s and planes of
-floats 4.5, so that 16 parts take longer again, and products of many tiles gain nothing.
+waits on the device. What limits is the L2, for tiles and more so for planes of floats, so that 16
+parts take longer again, and products of many tiles gain nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.packing import SumsMap
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, quickest
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, modelled
 from gemmule.rungs._cuda.tiles import LARGEST_GRID
 from gemmule.rungs.matmul.cuda import wgmma_specialized
+from gemmule.storage.models import numbers
 
 CLUSTER = 2
 TILES = {"128x128": (128, 128), "128x256": (128, 256)}
-# Fitted to 54 times on one H200 (November 2026): seconds beside what follows; bytes per second of
-# the L2, for tiles and for planes of floats; the share of the read ceiling.
-START_S, L2_BYTES, PLANE_BYTES, READ_SHARE = 3.4e-6, 6.8e12, 4.5e12, 0.61
 
 
 def _turned(problem: Problem) -> bool:
@@ -75,20 +74,23 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return multiply, add
 
 
-def _expected_s(problem: Problem, params: Params, machine: Machine) -> float:
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Wait for the slowest of arithmetic, the L2's tiles and the memory, then move the planes."""
+    own = numbers(machine, "matmul/wgmma_two_step")
     (height, width), parts = TILES[params["tile"]], int(params["parts"])
     blocks = _pairs(problem, params) * CLUSTER * parts
     waves = ceil_div(blocks, machine.units // CLUSTER // parts * CLUSTER * parts or CLUSTER * parts)
     steps = ceil_div(ceil_div(problem.k, half_tiles.DEPTH), parts)
-    busy = waves * steps * 2.0 * height * width * half_tiles.DEPTH / wgmma_specialized.BURST_FLOPS
-    loaded = blocks * steps * (height + width / CLUSTER) * half_tiles.DEPTH * 2 / L2_BYTES
-    moved = problem.compulsory_bytes / (READ_SHARE * machine.read_bytes_per_s)
-    stored = 2.0 * parts * _plane_bytes(problem) / PLANE_BYTES
-    return machine.call_s + START_S + max(busy, loaded, moved) + stored
+    busy = waves * steps * 2.0 * height * width * half_tiles.DEPTH / own["burst_flops_per_s"]
+    loaded = blocks * steps * (height + width / CLUSTER) * half_tiles.DEPTH * 2
+    loaded /= own["l2_bytes_per_s"]
+    moved = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
+    stored = 2.0 * parts * _plane_bytes(problem) / own["plane_bytes_per_s"]
+    return float(machine.call_s + own["start_s"] + max(busy, loaded, moved) + stored)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    return quickest(RUNG.space(problem), lambda params: _expected_s(problem, params, machine))
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return RUNG.space(problem)
 
 
 RUNG = CudaRung(
@@ -108,8 +110,8 @@ RUNG = CudaRung(
             lambda problem, params: _plane_bytes(problem) <= LARGEST_GRID * 4096,
         ),
     ),
-    suggest=_suggest,
     steps=_steps,
     workspace=_workspace,
     **half_tiles.COMMON,
+    **modelled(_choices, _seconds),
 )

@@ -9,18 +9,22 @@ rows enough; there the meeting of the blocks costs more than it gives.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
     CLUSTER_ARCHS,
     STREAMED_SIGNATURES,
     ceil_div,
     instance,
-    quickest,
+    lies,
+    modelled,
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.stream import FITS, flags, shared_rows_s, starting
+from gemmule.storage.models import numbers
 
 THREADS = 256
 
@@ -44,28 +48,28 @@ def _chain(problem: Problem, params: Params) -> int:
     return turns * vector + 5 + THREADS // 32 + int(params["cluster"])
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Share a row among as many blocks as the model finds best."""
-    return quickest(RUNG.space(problem), lambda params: _seconds(problem, machine, params))
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return RUNG.space(problem)
 
 
-def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
-    """Return the modelled time: what fits four blocks of a multiprocessor, or its registers, waits.
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Wait for what fits four blocks of a multiprocessor, or its registers.
 
-    One H200 (November 2026): clusters of eight leave places free in some of the chip's parts.
+    Clusters of eight leave places free in some of the chip's parts.
     """
-    aligned, several = problem.alignment == 16, params["unroll"] == 4
-    at_once = 5.6 if aligned and not several else 4.0
+    own, shape = numbers(machine, "matvec/clustered_rows"), (params["cluster"], params["unroll"])
+    lying, several = lies(problem), params["unroll"] == 4
+    at_once = own["at_once"]["most" if lying == "aligned" and not several else "usual"]
     reading = shared_rows_s(
         problem,
         machine,
-        params["cluster"],
-        params["unroll"],
-        turn_us=0.61 if several else 0.58,
-        rate=0.90 if aligned else 0.82,
-        at_once=0.9 * at_once if params["cluster"] == 8 else at_once,
+        own,
+        shape,
+        turn_s=own["turn_s"][params["unroll"]],
+        rate=own["rate"][lying],
+        at_once=own["placed"] * at_once if params["cluster"] == 8 else at_once,
     )
-    return starting(problem, machine, 0.1, 0.6) + reading
+    return starting(problem, machine, own) + reading
 
 
 RUNG = CudaRung(
@@ -86,7 +90,7 @@ RUNG = CudaRung(
     ),
     archs=CLUSTER_ARCHS,
     batched=True,
-    suggest=_suggest,
     steps=_steps,
     sends=True,
+    **modelled(_choices, _seconds),
 )

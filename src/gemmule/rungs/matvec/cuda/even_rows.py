@@ -12,18 +12,23 @@ them all.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
     CTYPE,
     accumulator,
     ceil_div,
     instance,
+    lies,
+    modelled,
     starts_early,
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
 from gemmule.rungs._cuda.stream import ALONE, overlapped, starting
+from gemmule.storage.models import numbers
 
 THREADS = 256
 LINE = 8  # vectors
@@ -76,33 +81,31 @@ def _chain(problem: Problem, params: Params) -> int:
     return turns * vector + 1 + 5 + THREADS // 32 + ceil_div(_width(problem), LEAST * 32) + 1 + 5
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take as many rows together as are there, with four loads a thread under way.
-
-    One H200 (November 2026): 0.9 % behind the best of all sets over 91 shapes.
-    """
-    if problem.m > 16 * machine.units:
-        return None
-    full = [rows for rows in (4, 2) if problem.m >= 0.6 * rows * _groups(problem, rows)]
-    params = {"blocks": 4, "rows": next(iter(full), 1)}
-    share = _total(problem, params["rows"]) / _grid(problem, params, machine)
-    params["unroll"] = 4 // params["rows"] if params["rows"] > 1 or share > 8 * THREADS else 2
-    return Suggestion(params, _seconds(problem, machine, params, share))
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take as many rows together as are there, with four loads a thread under way."""
+    own = numbers(machine, "matvec/even_rows")
+    if problem.m > own["rows_of_a_unit"] * machine.units:
+        return
+    full = (rows for rows in (4, 2) if problem.m >= own["full"] * rows * _groups(problem, rows))
+    params = {"blocks": 4, "rows": next(full, 1)}
+    long = _share(problem, params, machine) > own["turns"] * THREADS
+    yield params | {"unroll": 4 // params["rows"] if params["rows"] > 1 or long else 2}
 
 
-def _seconds(problem: Problem, machine: Machine, params: Params, share: float) -> float:
-    """Return the modelled time: two launches, what memory and L2 give, and the rows that begin.
+def _share(problem: Problem, params: Params, machine: Machine) -> float:
+    return _total(problem, params["rows"]) / _grid(problem, params, machine)
 
-    One H200 (November 2026), 99 shapes of 2 to 2,038 rows: 4 % off in the mean, when the warps of a
-    block still met at the end of each row.
-    """
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Add up two launches, what memory and L2 give, and the rows that begin in a block."""
+    own = numbers(machine, "matvec/even_rows")
     rows_of_x = _groups(problem, params["rows"])
     passing = problem.n * (problem.m + rows_of_x) * ITEMSIZE[problem.a]
-    of_l2 = 2.3 if problem.alignment == 16 else 1.9
-    reading = problem.compulsory_bytes / (0.98 * machine.read_bytes_per_s)
-    together = overlapped(reading, passing / (of_l2 * machine.read_bytes_per_s))
-    begun = 1.25e-6 * min(3.0, share / _width(problem))
-    return starting(problem, machine, 1.65, 0.65) + together + begun
+    reading = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
+    of_l2 = own["l2_rate"][lies(problem)] * machine.read_bytes_per_s
+    together = overlapped(reading, passing / of_l2)
+    rows = min(own["most_begun"], _share(problem, params, machine) / _width(problem))
+    return float(starting(problem, machine, own) + together + own["row_s"] * rows)
 
 
 RUNG = CudaRung(
@@ -129,6 +132,6 @@ RUNG = CudaRung(
         ),
     ),
     workspace=_workspace,
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

@@ -7,7 +7,7 @@ multiples of 16 bytes (odd n, slices) are read element by element, and what n le
 out one by one. Part of the gain over the rung before is not of the loads' making: by default p is
 32 here and 8 there.
 
-The presets ``h200_<size>`` are the best parameters found on an H200 where a warp a row is enough.
+The presets ``h200_<size>`` are the best parameters found on that card where a warp a row is enough.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RUNG = CudaRung(
     signatures=by_rows.ROW_SIGNATURES,
     arithmetic=by_rows.sums(_chain),
     params={"p": (32, 1, 2, 4, 8, 16), "rows": (4, 1, 8, 16, 32), "values": by_rows.VALUES},
-    presets=by_rows.h200_presets(several_warps=False),
+    presets=by_rows.newer_presets(several_warps=False),
     constraints=(by_rows.BLOCK_FITS, by_rows.VALUES_FIT),
     batched=True,
     steps=by_rows.shared_row_steps("p_threads_vector", "values"),

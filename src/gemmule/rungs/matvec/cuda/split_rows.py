@@ -4,23 +4,27 @@
 million elements keeps eight multiprocessors busy and leaves the others idle. Here any number of
 blocks share a row: each streams its own piece as `streamed_rows` does and writes one sum to the
 workspace, and a second kernel, started early, adds these in a fixed order: no atomics, the same
-bits on every run. The second launch costs about a microsecond.
+bits on every run. The second launch has its price.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
     CTYPE,
     ceil_div,
     instance,
-    quickest,
+    lies,
+    modelled,
     starts_early,
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums, sums_of
 from gemmule.rungs._cuda.stream import ALONE, INDEXED, shared_rows_s, starting
+from gemmule.storage.models import numbers
 
 THREADS = 256
 SPLITS = (32, 8, 16, 64, 128, 256, 512)
@@ -43,32 +47,30 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(turns * vector + 5 + THREADS // 32 + params["splits"] // 32 + 6)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Split a row as the model finds best, of a turn of loads a block at least."""
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Split a row into parts of a turn of loads a block at least."""
     vectors = problem.n * ITEMSIZE[problem.a] // 16
-    if problem.m > 2 * machine.units:
-        return None
-
-    def point(splits: int) -> Params:
-        return {"splits": splits, "unroll": 4 if vectors >= 4 * THREADS * splits else 2}
-
-    points = [point(s) for s in SPLITS if s <= max(min(SPLITS), vectors // THREADS)]
-    return quickest(points, lambda params: _seconds(problem, machine, params))
+    if problem.m > numbers(machine, "matvec/split_rows")["rows_of_a_unit"] * machine.units:
+        return
+    for splits in SPLITS:
+        if splits <= max(min(SPLITS), vectors // THREADS):
+            yield {"splits": splits, "unroll": 4 if vectors >= 4 * THREADS * splits else 2}
 
 
-def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
-    """Return the modelled time; four unaligned loads a lane of doubles come to more registers."""
-    aligned, double = problem.alignment == 16, ITEMSIZE[problem.a] == 8
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Share rows; four unaligned loads a lane of doubles come to more registers."""
+    own, lying = numbers(machine, "matvec/split_rows"), lies(problem)
+    lying = "doubles" if lying == "unaligned" and ITEMSIZE[problem.a] == 8 else lying
     reading = shared_rows_s(
         problem,
         machine,
-        params["splits"],
-        params["unroll"],
-        turn_us=0.52 if params["unroll"] == 2 else 0.8 if aligned else 1.5 if double else 1.0,
-        rate=0.94 if aligned else 0.73 if double else 0.89,
-        at_once=4.0,
+        own,
+        (params["splits"], params["unroll"]),
+        turn_s=own["turn_s"][2 if params["unroll"] == 2 else lying],
+        rate=own["rate"][lying],
+        at_once=own["at_once"],
     )
-    return starting(problem, machine, 0.3, 1.0) + reading
+    return starting(problem, machine, own) + reading
 
 
 RUNG = CudaRung(
@@ -81,6 +83,6 @@ RUNG = CudaRung(
     params={"splits": SPLITS, "unroll": (4, 2)},
     constraints=(INDEXED, ALONE),
     workspace=sums_of("splits"),
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

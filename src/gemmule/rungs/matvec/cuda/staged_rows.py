@@ -11,15 +11,23 @@ read where they lie, a thread each.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import accumulator, ceil_div, instance, type_arguments
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
+from gemmule.rungs._cuda.geometry import (
+    accumulator,
+    ceil_div,
+    instance,
+    modelled,
+    type_arguments,
+)
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
 from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
 from gemmule.rungs._cuda.stream import starting
+from gemmule.storage.models import numbers
 
 LARGEST_GRID = 2**31 - 1
-MOST_BYTES = 240  # of a row; longer ones keep the lanes of other rungs busy
 
 
 def _smem(problem: Problem, params: Params) -> int:
@@ -37,25 +45,25 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (Step(kernel, grid, (THREADS, 1, 1), _smem(problem, params)),)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Give a thread 64 bytes of rows, as long as two blocks are left for every multiprocessor.
-
-    One H200 (November 2026): what plans choose by this and its likes is 1.3 % behind the best of
-    all measured over 103 shapes of 2 to 128 bytes a row, 2.9 times as fast as before where it is
-    chosen; over 56 shapes of 100 to 530 bytes a row 0.2 %.
-    """
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Give a thread 64 bytes of rows, as long as some blocks are left for every multiprocessor."""
+    own = numbers(machine, "matvec/staged_rows")
     row, rows = wide_row(problem.n, problem.a), 1
-    passes = conflicts(problem.n, problem)
-    if row > MOST_BYTES or passes > 4:
-        return None
+    if row > own["most_bytes"] or conflicts(problem.n, problem) > own["most_passes"]:
+        return
     blocks = ceil_div(problem.m * problem.batch, THREADS)
-    while 2 * rows * row <= 64 and blocks >= 4 * rows * machine.units:
+    while 2 * rows * row <= 64 and blocks >= own["blocks_of_a_unit"] * rows * machine.units:
         rows *= 2
-    rate = {2: 0.72, 4: 0.9}.get(ITEMSIZE[problem.a], 0.8)
-    rate *= 0.76 if problem.alignment == 2 and row > 128 else 1.0
+    yield {"rows": rows}
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    own = numbers(machine, "matvec/staged_rows")
+    rate = own["rate"][ITEMSIZE[problem.a]]
+    odd = problem.alignment == 2 and wide_row(problem.n, problem.a) > 128
+    rate *= own["long_odd_rows"] if odd else 1.0
     reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
-    start = starting(problem, machine, 0.55 + 0.007 * problem.n, 0.3)
-    return Suggestion({"rows": rows}, start + reading)
+    return float(starting(problem, machine, own) + own["column_s"] * problem.n + reading)
 
 
 RUNG = CudaRung(
@@ -80,6 +88,6 @@ RUNG = CudaRung(
         ),
     ),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

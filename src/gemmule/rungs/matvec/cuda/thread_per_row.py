@@ -16,32 +16,37 @@ along rows a sector that has arrived serves sixteen steps out of the L1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import CudaRung, Machine, Suggestion
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, FLOAT8_SIGNATURES
+from gemmule.core.rung import CudaRung, Machine, Params
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, FLOAT8_SIGNATURES, modelled
 from gemmule.rungs._cuda.rows import sums, thread_steps
 from gemmule.rungs._cuda.stream import starting
+from gemmule.storage.models import numbers
 
-MOST_COLUMNS, MOST_BYTES = 19, 48  # of a row that it suggests itself for
 
-
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take rows of a few bytes that most of the chip's threads have room for.
-
-    One H200 (November 2026), 37 shapes of 1 to 19 columns: 0.2 to 0.7 us less than `staged_rows`,
-    which passes shared memory, up to 200,000 rows (58846 x 9 floats 2.8 us instead of 3.2, 136011 x
-    19 halves 4.1 instead of 4.9); 218,999 x 2 floats 3.1 instead of 2.95.
-    """
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take rows of a few bytes that most of the chip's threads have room for."""
+    own = numbers(machine, "matvec/thread_per_row")
     row = problem.n * ITEMSIZE[problem.a]
-    wide = problem.n > MOST_COLUMNS or row > MOST_BYTES
-    if wide or problem.layout_a != "row" or problem.batch > 1 or problem.m > 1600 * machine.units:
-        return None
+    wide = problem.n > own["most_columns"] or row > own["most_bytes"]
+    many = problem.m > own["rows_of_a_unit"] * machine.units
+    if not (wide or many) and problem.layout_a == "row" and problem.batch == 1:
+        yield {"block": 128}
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    own = numbers(machine, "matvec/thread_per_row")
+    row, few = problem.n * ITEMSIZE[problem.a], own["few"]
     # What stays in the L2 between calls, to which the shorter start was fitted, is among these.
-    few = problem.n <= 8 and row <= 40 and problem.m <= 1024 * machine.units
-    rate = 0.9 if few or ITEMSIZE[problem.a] > 2 else 0.65  # one load an element
+    is_few = problem.n <= few["columns"] and row <= few["bytes"]
+    is_few = is_few and problem.m <= few["rows_of_a_unit"] * machine.units
+    whole = is_few or ITEMSIZE[problem.a] > 2
+    rate = own["rate"] if whole else own["element_rate"]  # one load an element
     reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
-    start = starting(problem, machine, -0.65 + 0.008 * row if few else 0.3, 0.3)
-    return Suggestion({"block": 128}, start + reading)
+    begin = few["byte_s"] * row - few["earlier_s"] if is_few else own["later_s"]
+    return float(starting(problem, machine, own) + begin + reading)
 
 
 RUNG = CudaRung(
@@ -53,6 +58,6 @@ RUNG = CudaRung(
     layouts=("row", "col", "strided"),
     params={"block": (128, 32, 64, 256, 512, 1024)},
     batched=True,
-    suggest=_suggest,
     steps=thread_steps("thread_per_row"),
+    **modelled(_choices, _seconds),
 )

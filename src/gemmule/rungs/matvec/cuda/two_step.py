@@ -6,7 +6,7 @@ between writing and reading them. Where there are rows enough to fill the chip, 
 costs time. Shared memory: 32 sums (128 or 256 bytes).
 
 The presets are the document's two tables: ``p100_<size>`` and ``rtx3090_<size>``, blockDim.x and .y
-of its square sizes; and ``h200_<size>``, the best found on an H200 where that is more than a warp
+of its square sizes; and ``h200_<size>``, the best found on that card where it is more than a warp
 for a row (`p_threads_vector` has the others). The document's grid, (1, n / rows), becomes a flat
 one of ceil(m / rows) blocks on x, since y ends at 65,535.
 """
@@ -38,7 +38,7 @@ RUNG = CudaRung(
     presets={
         name: {"p": p, "rows": rows, "values": 8} for name, p, rows in by_rows.DOCUMENT_LAYOUTS
     }
-    | by_rows.h200_presets(several_warps=True),
+    | by_rows.newer_presets(several_warps=True),
     constraints=(by_rows.BLOCK_FITS, by_rows.VALUES_FIT),
     batched=True,
     steps=by_rows.shared_row_steps("two_step", "values"),

@@ -7,6 +7,8 @@ weight; the memory waits. What is fast has to agree with it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import Problem
 from gemmule.core.rung import (
     Arithmetic,
@@ -16,9 +18,9 @@ from gemmule.core.rung import (
     Params,
     Signature,
     Step,
-    Suggestion,
 )
-from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div
+from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, modelled
+from gemmule.storage.models import numbers
 
 SIGNATURES: tuple[Signature, ...] = tuple(
     (a, x, out)
@@ -67,17 +69,19 @@ def takes(problem: Problem) -> bool:
     return spec is not None and problem.batch == 1 and spec.activations == "float"
 
 
-def suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Expect 0.57 ns a weight and multiprocessor, and 1.55 ns a weight of a block.
+def choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Return the only parameters there are: none."""
+    return [{}]
 
-    One H200 (November 2026): 162 us for 256 x 14464 by 2 columns, where few blocks have long sums,
-    575 for 8192 x 8192 by 2.
-    """
+
+def seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Count the weights of a multiprocessor, and those of a block, whose sums may be long."""
+    own = numbers(machine, "quantized/any_codes")
     columns = problem.n if problem.op == "matmul" else 1
     transposed = problem.quant is not None and problem.quant.transposed
-    alone = 1.55e-9 * (32 if transposed else 8) * problem.reduction
-    together = 0.57e-9 * problem.m * problem.reduction * columns / machine.units
-    return Suggestion({}, machine.call_s + max(alone, together))
+    alone = own["alone_s"] * (32 if transposed else 8) * problem.reduction
+    together = own["weight_s"] * problem.m * problem.reduction * columns / machine.units
+    return float(machine.call_s + max(alone, together))
 
 
 RUNG = CudaRung(
@@ -91,6 +95,6 @@ RUNG = CudaRung(
         Constraint("fewer than 2^31 blocks", lambda problem, params: blocks(problem) < 2**31),
     ),
     accepts_quant=takes,
-    suggest=suggest,
     steps=_steps,
+    **modelled(choices, seconds),
 )

@@ -9,20 +9,23 @@ launch has ended: codes and scales are on their way while it waits for x. Copies
 that they are asked for, so only half of the codes that a ring holds are asked for before x.
 
 The warps that multiply take the next tile apart, and scale the set before, while one is multiplied.
-By 16 columns at 8192 what is left above one column's time is the launch in front (1.3 us), and that
+By 16 columns at 8192 what is left above one column's time is the launch in front, and that
 codes stand still while a block waits for its first x.
 """
 
 from __future__ import annotations
 
-from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, quickest
-from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
+from collections.abc import Iterable
 
-# What won somewhere on one H200 (November 2026): up to 16 columns in groups of whole tiles; up to
-# 32 columns, and small groups.
+from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
+from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled
+from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
+from gemmule.storage.models import numbers
+
+# The shapes that are compiled: for up to 16 columns in groups of whole tiles; for up to 32 columns,
+# and small groups.
 _NARROW = (
     (2, 2, 2, 8, 2, 4),
     (4, 1, 2, 8, 2, 3),
@@ -35,16 +38,6 @@ _WIDE = (
 _SHAPES = fragments.Shapes(
     ("down", "along", "cluster", "tiles", "slots", "stages"), (*_NARROW, *_WIDE)
 )
-# What a block takes there for a chunk of these, by the warpgroups below each other, and before its
-# first one; what the bytes take instead, where they limit.
-_CHUNK_S = {
-    (True, 4): {2: 1.13e-6, 4: 1.95e-6, 1: 0.8e-6},
-    (True, 8): {2: 1.06e-6, 4: 1.32e-6, 1: 0.75e-6},
-    (False, 4): {2: 0.84e-6, 4: 2.65e-6},
-    (False, 8): {2: 0.62e-6, 4: 1.6e-6},
-}
-_START_S, _SLOW, _SMALL_GROUPS = 3.4e-6, {4: 1.22, 8: 1.27}, 1.4
-_TURNED_S = 2.3e-11  # for each number of x that lies along a row of x
 
 
 def _chunks(problem: Problem, params: Params) -> int:
@@ -99,30 +92,26 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (arrange, product)
 
 
-# Times as long where x lies at any address, and as groups of 128 where a tile of 64 columns has
-# fewer scales to look up: by the warpgroups below each other (180 random products).
-_UNALIGNED, _GROUPED = 1.2, {1: 0.0, 2: 0.05, 4: 0.45}
-_MANY = 1.15  # by more than 16 columns
-
-
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: its blocks one after another, or what the memory needs.
 
-    One H200 (November 2026): 17 products of 16 to 64 columns, within 10 % where a shape wins.
+    A block takes a time for each chunk, by the warpgroups below each other, and one before its
+    first; longer for groups in which a tile has more scales to look up.
     """
-    bits = fragments.bits(problem)
+    own, bits = numbers(machine, "quantized/arranged_columns"), fragments.bits(problem)
+    down, width = params["down"], warpgroups.width_of(problem)
     rounds = ceil_div(warpgroups.blocks(problem, params), machine.units)
-    chunk = _CHUNK_S[warpgroups.is_narrow(problem), bits][params["down"]]
-    chunk *= _SMALL_GROUPS if warpgroups.each(problem) == 1 else 1.0
+    chunk = own["chunk_s"][width][bits][down]
+    chunk *= own["small_groups"] if warpgroups.each(problem) == 1 else 1.0
     group = fragments.quant(problem).group_size
     if fragments.is_grouped(problem) and group and group < 128:
-        chunk *= 1 + _GROUPED[params["down"]] * (128 / group - 1)
+        chunk *= 1 + own["grouped"].get(down, 0.0) * (128 / group - 1)
     chunks = ceil_div(_chunks(problem, params), params["cluster"])
     reading = problem.compulsory_bytes * warpgroups.passes(problem) / machine.read_bytes_per_s
-    turned = 0.0 if problem.layout_b == "col" else _TURNED_S * problem.k * problem.n
-    product = max(rounds * (_START_S + chunks * chunk), _SLOW[bits] * reading)
-    product *= 1.0 if fragments.whole_vectors(problem) else _UNALIGNED
-    product *= _MANY if problem.n > 16 else 1.0
+    turned = 0.0 if problem.layout_b == "col" else own["turned_s"] * problem.k * problem.n
+    product = max(rounds * (own["start_s"] + chunks * chunk), own["slow"][bits] * reading)
+    product *= 1.0 if fragments.whole_vectors(problem) else own["unaligned"]
+    product *= own["many"] if problem.n > 16 else 1.0
     return float(machine.call_s + turned + product)
 
 
@@ -131,16 +120,15 @@ def _fit(problem: Problem) -> list[dict[str, int]]:
     return _SHAPES.sets[:count] if warpgroups.is_narrow(problem) else _SHAPES.sets[count:]
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take the shape that is quickest by `_seconds`, of those that fit.
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take the shapes that fit.
 
     A few columns of x in bulk are brought as quickly by `warpgroup_columns`, in one launch.
     """
     few = problem.n <= 8 and problem.layout_b == "col"
     if fragments.quant(problem).has_perm or few:
-        return None
-    fit = [p for p in _fit(problem) if _shared(problem, p) <= warpgroups.MOST_SHARED]
-    return quickest(fit, lambda params: _seconds(problem, params, machine))
+        return []
+    return [p for p in _fit(problem) if _shared(problem, p) <= warpgroups.MOST_SHARED]
 
 
 RUNG = CudaRung(
@@ -156,7 +144,7 @@ RUNG = CudaRung(
     constraints=(
         fragments.FITS,
         Constraint(
-            "one of the shapes that won somewhere, for as many columns and such groups",
+            "one of the declared shapes, for as many columns and such groups",
             lambda problem, params: params in _fit(problem),
         ),
         Constraint(
@@ -167,6 +155,6 @@ RUNG = CudaRung(
     archs=("sm_90a",),
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

@@ -7,34 +7,32 @@ blocks, so that every run gives the same bits, and in one launch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, Machine, Suggestion
+from gemmule.core.rung import Constraint, Machine, Params
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import CLUSTER_ARCHS
+from gemmule.rungs._cuda.geometry import CLUSTER_ARCHS, modelled
 from gemmule.rungs.quantized.cuda import transposed_fragments as plain
+from gemmule.storage.models import numbers
 
-# What won somewhere on one H200 (November 2026), of 100 and more: int4 in groups of 128, squares of
-# 1024, 2048 and 4096, 8192 and 16384.
 _SHAPES = fragments.Shapes(
     ("across", "down", "tiles", "rows", "ahead", "cluster"),
     ((1, 4, 1, 2, 0, 8), (1, 4, 2, 4, 0, 8), (1, 8, 2, 4, 1, 2), (2, 8, 2, 4, 0, 2)),
 )
-_ONE_OF = Constraint(
-    "one of the shapes that won somewhere", lambda problem, params: params in _SHAPES.sets
-)
-_FULL = 0.9  # of the multiprocessors have a block
+_ONE_OF = Constraint("one of the declared shapes", lambda problem, params: params in _SHAPES.sets)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take the shape with the fewest blocks, of those whose blocks fill the chip."""
+    least = numbers(machine, "quantized/clustered_fragments")["full"] * machine.units
     full = (
         params
         for params in reversed(_SHAPES.sets)
-        if plain.strips(problem, params) * params["cluster"] >= _FULL * machine.units
+        if plain.strips(problem, params) * params["cluster"] >= least
     )
-    return plain.suggest(problem, machine, next(full, _SHAPES.sets[0]))
+    yield next(full, _SHAPES.sets[0])
 
 
 RUNG = replace(
@@ -47,6 +45,6 @@ RUNG = replace(
     params=_SHAPES.params,
     constraints=(fragments.FITS, _ONE_OF),
     archs=CLUSTER_ARCHS,
-    suggest=_suggest,
     steps=plain.steps("clustered_fragments"),
+    **modelled(_choices, plain.seconds),
 )

@@ -13,7 +13,7 @@ to be exact (`QuantSpec.exact`) plans never choose it for halves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gemmule.backends.cuda.library import cublas
 from gemmule.core.canonical import Call
@@ -23,19 +23,12 @@ from gemmule.core.rung import (
     LibraryRung,
     Machine,
     Params,
-    Suggestion,
 )
 from gemmule.quant.cuda import by_library
 from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.geometry import modelled
 from gemmule.rungs.matmul.cuda import cublas as vendor
-
-# One H200 (November 2026): the share of the read ceiling at which floats are written; what the
-# library takes for any product, and for each number of the sum; its flops per second and
-# multiprocessor, by the alignment of x and the result. 24 aligned products within 25 %, from 512 x
-# 4096 by 24 to 28672 x 8192 by 4096, others within a factor of two.
-_WRITE_SHARE, _START_S, _DEEP_S, _ANYWHERE_S = 0.75, 3.5e-6, 0.35e-9, 2e-6
-_ANYWHERE_WRITTEN, _ANYWHERE_READ = 2.0, 3.0  # times as long where nothing is aligned
-_HALF_FLOPS = {16: 6e12, 8: 1.4e12, 4: 1.3e12, 2: 0.6e12}
+from gemmule.storage.models import numbers
 
 
 def _bind(problem: Problem, call: Call, params: Params) -> Callable[..., None]:
@@ -60,21 +53,33 @@ def _accepts(problem: Problem) -> bool:
     return not (spec.has_perm and spec.transposed)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    """Add up what writing the floats takes and what the library does."""
-    floats = problem.m * problem.k * ITEMSIZE[problem.b]
-    # A plan may be given a result that lies by columns, though it was made for one by rows.
+def _aligned(problem: Problem) -> int:
+    """Return how x and the result lie: a plan may be given one by columns, though made for rows."""
     aligned = math.gcd(problem.alignment, problem.m * ITEMSIZE[problem.out])
     if problem.layout_out == "row":
         aligned = math.gcd(aligned, problem.n * ITEMSIZE[problem.out])
-    written = (problem.matrix_bytes + floats / _WRITE_SHARE) / machine.read_bytes_per_s
+    return aligned
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Add up what writing the floats takes and what the library does."""
+    own, aligned = numbers(machine, "quantized/dequantise_library"), _aligned(problem)
+    floats = problem.m * problem.k * ITEMSIZE[problem.b]
+    written = (problem.matrix_bytes + floats / own["write_rate"]) / machine.read_bytes_per_s
     moved = floats / machine.read_bytes_per_s
     if aligned < 16:
-        written, moved = _ANYWHERE_WRITTEN * written, _ANYWHERE_READ * moved
-    rate = _HALF_FLOPS[aligned] if problem.b in HALVES else vendor.UNIT_FLOPS["float32"]
+        written, moved = own["anywhere"]["written"] * written, own["anywhere"]["read"] * moved
+    rate = numbers(machine, "matmul/cublas")["unit_flops_per_s"]["float32"]
+    if problem.b in HALVES:
+        rate = own["unit_flops_per_s"][aligned]
     product = max(moved, problem.flops / (machine.units * rate))
-    product += _START_S + _DEEP_S * problem.k + (0.0 if aligned == 16 else _ANYWHERE_S)
-    return Suggestion({"rank": 0}, machine.call_s + written + product)
+    product += own["start_s"] + own["deep_s"] * problem.k
+    product += 0.0 if aligned == 16 else own["anywhere"]["start_s"]
+    return float(machine.call_s + written + product)
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return [{"rank": 0}]
 
 
 def _spec(problem: Problem, call: Call) -> by_library.Told:
@@ -95,8 +100,8 @@ RUNG = LibraryRung(
     constraints=vendor.RUNG.constraints,
     accepts_quant=_accepts,
     workspace=lambda problem, params: by_library.workspace(problem),
-    suggest=_suggest,
     spec=_spec,
     bind=_bind,
     available=cublas.missing,
+    **modelled(_choices, _seconds),
 )

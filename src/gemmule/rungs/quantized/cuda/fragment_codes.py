@@ -15,10 +15,13 @@ takes four of the columns: high, middle and low part in bfloat16, which has all 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import ceil_div
+from gemmule.rungs._cuda.geometry import ceil_div, modelled
+from gemmule.storage.models import numbers
 
 
 def _held(problem: Problem) -> int:
@@ -43,20 +46,25 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(2 * fragments.tile_columns(problem) + turns + params["tiles"] + 4 + params["warps"])
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Give each warp one turn of 4 tiles where that fills the chip, else 8 tiles a turn."""
-    blocks = ceil_div(problem.m, 16)
+    own, blocks = numbers(machine, "quantized/fragment_codes"), ceil_div(problem.m, 16)
     turns = ceil_div(fragments.tiles_across(problem.n, problem), 8 * 4)  # by 8 warps
     params = {"warps": 8, "tiles": 4, "rows": 1}
-    if problem.b == "float32" and blocks >= 2 * machine.units:
+    if problem.b == "float32" and blocks >= own["blocks_of_a_unit"]["floats"] * machine.units:
         params["rows"] = 2  # one cut of x into parts serves both
-    elif blocks >= 3 * machine.units:
+    elif blocks >= own["blocks_of_a_unit"]["usual"] * machine.units:
         params |= {"warps": 4, "tiles": 8}
     elif turns > 2:
         params["tiles"] = 8
-    fill = min(1.0, blocks / machine.units)
-    seconds = problem.compulsory_bytes / (machine.read_bytes_per_s * max(fill, 1e-3))
-    return Suggestion(params, machine.call_s + seconds)
+    yield params
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    rate = numbers(machine, "quantized/fragment_codes")["rate"]
+    fill = min(1.0, ceil_div(problem.m, 16) / machine.units)
+    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s * max(fill, 1e-3))
+    return float(machine.call_s + reading)
 
 
 RUNG = CudaRung(
@@ -77,7 +85,7 @@ RUNG = CudaRung(
             ),
         ),
         Constraint(
-            "one of the shapes that won somewhere",
+            "one of the declared shapes",
             lambda problem, params: (
                 (params["warps"], params["tiles"], params["rows"])
                 in ((8, 4, 1), (8, 8, 1), (4, 8, 1), (8, 4, 2))
@@ -85,9 +93,9 @@ RUNG = CudaRung(
         ),
     ),
     adds=True,
-    suggest=_suggest,
     steps=_steps,
     sends=True,
     spills=True,  # the widest of its shapes keep a few registers in memory
     **fragments.along(_chain),
+    **modelled(_choices, _seconds),
 )

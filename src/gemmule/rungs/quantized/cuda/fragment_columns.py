@@ -11,35 +11,18 @@ at about the same time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from gemmule.core.device_model import Numbers
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, quickest, starts_early
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled, starts_early
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
+from gemmule.storage.models import numbers
 
 _TURN = 8  # tiles to whole multiples of which x is packed
-# By instructions side by side, eights of columns: what the launch that packs takes, and what 1024
-# stored columns take by the warps of a block and the bits of a code, of one block a multiprocessor
-# and each more of those that it takes at a time; what a round of blocks takes beside; groups of one
-# tile, and parts of one.
-_PACKED_S = {1: 2.3e-6, 2: 2.4e-6, 4: 2e-6}
-_WAVE_S = {
-    (1, 8, 4): (1.0e-6, 0.36e-6),
-    (1, 8, 8): (1.48e-6, 0.85e-6),
-    (1, 4, 4): (1.5e-6, 0.36e-6),
-    (1, 4, 8): (2.6e-6, 0.6e-6),
-    (2, 8, 4): (1.0e-6, 0.9e-6),
-    (2, 8, 8): (1.15e-6, 0.9e-6),
-    (2, 4, 4): (1.0e-6, 0.9e-6),
-    (2, 4, 8): (1.15e-6, 0.9e-6),
-}
-_WIDE_WAVE_S, _ROUND_S = 2e-6, {8: 2.6e-6, 4: 1e-6}  # four side by side
-_READ = {1: 1.0, 2: 1.2, 4: 1.6}
-_AT_ONCE, _SMALL_GROUPS, _TINY_GROUPS = (
-    {8: 2, 4: 4},
-    {(1, 4): 1.13, (1, 8): 1.13, (2, 4): 1.0, (2, 8): 1.5},
-    1.4,
-)
+AT_ONCE = {8: 2, 4: 4}  # blocks of so many warps on a multiprocessor, by their registers
 
 
 def _wide(problem: Problem) -> int:
@@ -98,44 +81,47 @@ def _blocks(problem: Problem, params: Params) -> int:
     return ceil_div(problem.m, 16 * params["down"] * params["rows"]) * _passes(problem)
 
 
-def _waves_s(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return how long blocks take, as many at a time as registers allow."""
-    eights, along = _eights(problem), params["along"]
+def _waves_s(problem: Problem, params: Params, machine: Machine, own: Numbers) -> float:
+    """Return how long blocks take, as many at a time as registers allow.
+
+    1024 stored columns take as long as the first of them says, of one block a multiprocessor, and
+    more for each other that it takes at a time; a round of the widest ones takes some beside.
+    """
+    eights, along, bits = _eights(problem), params["along"], fragments.bits(problem)
     a_unit = ceil_div(_blocks(problem, params), machine.units)
     if eights == 4:
-        return a_unit * (_ROUND_S[along] + _WIDE_WAVE_S * problem.k / 1024)
-    at_once = _AT_ONCE[along] // eights
-    first, more = _WAVE_S[eights, along, fragments.bits(problem)]
+        return float(a_unit * (own["round_s"][along] + own["wide_wave_s"] * problem.k / 1024))
+    at_once, of_shape = AT_ONCE[along] // eights, own["wave_s"][eights][along][bits]
+    first, more = of_shape["first"], of_shape["more"]
     full, rest = divmod(a_unit, at_once)
     waves = full * (first + more * (at_once - 1)) + (first + more * (rest - 1) if rest else 0.0)
     if fragments.split(problem) > 1:
-        waves *= _TINY_GROUPS
+        waves *= own["tiny_groups"]
     elif fragments.shift(problem) == 0:
-        waves *= _SMALL_GROUPS[eights, fragments.bits(problem)]
+        waves *= own["small_groups"][eights][bits]
     return float(waves * problem.k / 1024)
 
 
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: what the memory and the L2 need, or blocks in waves.
 
-    One H200 (November 2026): 93 random products of 2 to 315 columns. Codes come from the memory, x
-    again and again from the L2, which reads 1.5 times as fast.
+    Codes come from the memory, x again and again from the L2, whose reads are faster.
     """
-    of_x = 2 * _eights(problem) * 8 * problem.k * _blocks(problem, params)
-    reading = (problem.compulsory_bytes * _passes(problem) + of_x / 4) / machine.read_bytes_per_s
-    reading *= _READ[_eights(problem)]
-    seconds = _PACKED_S[_eights(problem)] + max(reading, _waves_s(problem, params, machine))
-    return float(machine.call_s + seconds)
+    own, eights = numbers(machine, "quantized/fragment_columns"), _eights(problem)
+    of_x = 2 * eights * 8 * problem.k * _blocks(problem, params)
+    moved = problem.compulsory_bytes * _passes(problem) + of_x / own["l2_rate"]
+    reading = own["read"][eights] * moved / machine.read_bytes_per_s
+    waves = _waves_s(problem, params, machine, own)
+    return float(machine.call_s + own["packed_s"][eights] + max(reading, waves))
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take more warps a block, or more blocks at a time where they leave less idle."""
     warps: tuple[int, ...] = (8, 4)
     if _eights(problem) > 1:
-        many = ceil_div(problem.m, 32) * _passes(problem) >= 4 * machine.units
-        warps = (4,) if many else (8,)
-    shapes = [{"down": 1, "along": along, "tiles": 2, "rows": 2} for along in warps]
-    return quickest(shapes, lambda params: _seconds(problem, params, machine))
+        least = numbers(machine, "quantized/fragment_columns")["blocks_of_a_unit"] * machine.units
+        warps = (4,) if ceil_div(problem.m, 32) * _passes(problem) >= least else (8,)
+    return [{"down": 1, "along": along, "tiles": 2, "rows": 2} for along in warps]
 
 
 RUNG = CudaRung(
@@ -149,7 +135,7 @@ RUNG = CudaRung(
     params={"down": (1,), "along": (8, 4), "tiles": (2,), "rows": (2,)},
     constraints=(fragments.FITS,),
     workspace=_workspace,
-    suggest=_suggest,
     steps=_steps,
     **fragments.along(_chain),
+    **modelled(_choices, _seconds),
 )

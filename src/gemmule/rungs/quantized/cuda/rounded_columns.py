@@ -17,12 +17,14 @@ in parts that a launch behind adds up, always in the same order.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from gemmule.core.problem import HALVES, Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled
 from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
+from gemmule.storage.models import numbers
 
 _PANEL, _LINE = 64, 128  # stored columns of a panel; bytes of a column of x in it
 _LEAST_STAGES = 3
@@ -33,21 +35,6 @@ _SHAPES = (
     *((1, 256, cluster, 1, 1) for cluster in (1, 2)),
     (2, 64, 1, 1, 2),
 )
-# What a block takes for a stage, by its rows, columns of x and panels; one H200 (November 2026),
-# 185 products and shapes: half of them within 4 %, all but ten within 13 %. More for each further
-# piece of a stage, and for codes of 8 bits; for a round of blocks, and 128 columns of its results;
-# where a sum is shared; for bytes of x that are turned, and of parts that are added up.
-_STAGE_S = {
-    (1, 32, 2): 0.48e-6,
-    (1, 64, 2): 0.62e-6,
-    (1, 128, 2): 0.803e-6,
-    (1, 256, 1): 0.662e-6,
-    (1, 256, 2): 1.29e-6,
-    (2, 64, 2): 1.1e-6,
-}
-_PIECE_S, _WIDE_S, _ROUND_S, _RESULTS_S = 0.102e-6, 0.019e-6, 3.76e-6, 1.32e-6
-_SUSTAINED = 1.17  # times as long where more than four rounds of blocks let the clocks fall
-_CLUSTER_S, _PARTS_S, _TURNED, _ADDED = 1.0e-6, 1.2e-6, 1.6, 1.5
 
 
 def _long(params: Params) -> int:
@@ -146,32 +133,35 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return how long a product takes: its blocks, in rounds, and what is in front and behind."""
+    """Return how long a product takes: its blocks, in rounds, and what is in front and behind.
+
+    A stage takes longer for each further piece of it, and for codes of 8 bits; a round of blocks
+    for its results, and where clocks fall.
+    """
+    own = numbers(machine, "quantized/rounded_columns")
     tall, columns, cluster, parts, panels = (params[name] for name in _NAMES)
-    stage = _STAGE_S[tall, columns, panels] + tall * _PIECE_S * (_split(problem, params) - 1)
-    stage += tall * panels * _WIDE_S if fragments.bits(problem) == 8 else 0.0
-    own = _ROUND_S + _RESULTS_S * columns * tall / 128
-    own += _all(problem, params) // _shares(params) * stage
+    stage = own["stage_s"][tall][columns][panels]
+    stage += tall * own["piece_s"] * (_split(problem, params) - 1)
+    stage += tall * panels * own["bytes_s"] if fragments.bits(problem) == 8 else 0.0
+    block = own["round_s"] + own["results_s"] * columns * tall / 128
+    block += _all(problem, params) // _shares(params) * stage
     rounds = ceil_div(_blocks(problem, params), machine.units)
-    own *= _SUSTAINED if columns == 256 and rounds > 4 else 1.0
+    block *= own["sustained"] if columns == 256 and rounds > own["burst_rounds"] else 1.0
     reading = problem.compulsory_bytes / machine.read_bytes_per_s
-    moved = _TURNED * problem.k * problem.n * 2
-    moved += _ADDED * parts * problem.m * problem.n * 4 if parts > 1 else 0.0
-    shared = (_CLUSTER_S if cluster > 1 else 0.0) + (_PARTS_S if parts > 1 else 0.0)
-    own = shared + max(rounds * own, reading)
-    return float(machine.call_s + moved / machine.read_bytes_per_s + own)
+    moved = own["turned"] * problem.k * problem.n * 2
+    moved += own["added"] * parts * problem.m * problem.n * 4 if parts > 1 else 0.0
+    shared = own["cluster_s"] if cluster > 1 else 0.0
+    shared += own["parts_s"] if parts > 1 else 0.0
+    block_or_bytes = shared + max(rounds * block, reading)
+    return float(machine.call_s + moved / machine.read_bytes_per_s + block_or_bytes)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take the shape that is quickest by `_seconds`; up to 16 columns weights stay exact."""
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take the shapes that have room; up to 16 columns weights stay exact."""
     if fragments.quant(problem).has_perm or problem.n <= 16:
-        return None
-    found = []
-    for shape in _SHAPES:
-        params = dict(zip(_NAMES, shape, strict=True))
-        if _stages(problem, params) >= _LEAST_STAGES:
-            found.append(Suggestion(params, _seconds(problem, params, machine)))
-    return min(found, key=lambda one: one.expected_s, default=None)
+        return []
+    found = (dict(zip(_NAMES, shape, strict=True)) for shape in _SHAPES)
+    return [params for params in found if _stages(problem, params) >= _LEAST_STAGES]
 
 
 RUNG = CudaRung(
@@ -196,7 +186,7 @@ RUNG = CudaRung(
             lambda problem, params: _stages(problem, params) >= _LEAST_STAGES,
         ),
         Constraint(
-            "one of the shapes that won somewhere",
+            "one of the declared shapes",
             lambda problem, params: tuple(params[name] for name in _NAMES) in _SHAPES,
         ),
     ),
@@ -204,6 +194,6 @@ RUNG = CudaRung(
     quantized=True,
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

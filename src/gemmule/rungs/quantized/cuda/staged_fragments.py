@@ -10,19 +10,18 @@ where all blocks fit on the chip at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import ceil_div, quickest
+from gemmule.rungs._cuda.geometry import ceil_div, modelled
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
+from gemmule.storage.models import numbers
 
 _COLUMNS = 8  # of an instruction
 _DEPTH = 128  # stored columns a turn
 _ROWS = 2  # rows of tiles a warp
-# What a turn takes there by the bits of a code and the warps below each other, where a group is a
-# tile; what the bytes take, where they limit.
-_TURN_S = {4: {2: 1.5e-6, 1: 0.83e-6}, 8: {2: 2.0e-6, 1: 1.25e-6}}
-_SMALL_GROUPS, _SLOW = 1.2, {4: 1.2, 8: 1.15}
 
 
 def _blocks(problem: Problem, params: Params) -> int:
@@ -54,32 +53,30 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(2 * _DEPTH + 4 * turns + params["along"])
 
 
-_UNALIGNED = 3.0  # times as long where x lies at any address (100 products)
-
-
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: its blocks one after another, or what the memory needs.
 
-    One H200 (November 2026): 2 to 16 columns by both heights, 64 of 90 within 10 %, 87 within 20 %.
     More columns read the codes again, mostly from the L2.
     """
+    own, bits = numbers(machine, "quantized/staged_fragments"), fragments.bits(problem)
     rounds = ceil_div(_blocks(problem, params), machine.units)
     turns = ceil_div(problem.k, _DEPTH * params["along"])
-    turn = _TURN_S[fragments.bits(problem)][params["down"]]
-    turn *= _SMALL_GROUPS if fragments.shift(problem) == 0 else 1.0
-    reading = problem.compulsory_bytes / machine.read_bytes_per_s
-    reading *= _SLOW[fragments.bits(problem)] * (1 + (ceil_div(problem.n, _COLUMNS) - 1) / 4)
-    slower = 1.0 if fragments.whole_vectors(problem) else _UNALIGNED
+    turn = own["turn_s"][bits][params["down"]]
+    turn *= own["small_groups"] if fragments.shift(problem) == 0 else 1.0
+    again = own["again"] * (ceil_div(problem.n, _COLUMNS) - 1)
+    reading = (
+        problem.compulsory_bytes / machine.read_bytes_per_s * (own["slow"][bits] * (1 + again))
+    )
+    slower = 1.0 if fragments.whole_vectors(problem) else own["unaligned"]
     return float(machine.call_s + slower * max(rounds * turns * turn, reading))
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take the height that is quickest by `_seconds`; eights of columns only side by side."""
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take both heights; eights of columns only side by side."""
     if problem.layout_b != "col" or fragments.quant(problem).has_perm:
-        return None
+        return []
     shapes = {"down": 2, "along": 8, "stages": 2}, {"down": 1, "along": 8, "stages": 3}
-    fit = [p for p in shapes if problem.n <= _COLUMNS or _blocks(problem, p) <= machine.units]
-    return quickest(fit, lambda params: _seconds(problem, params, machine))
+    return [p for p in shapes if problem.n <= _COLUMNS or _blocks(problem, p) <= machine.units]
 
 
 def _accepts(problem: Problem) -> bool:
@@ -103,8 +100,8 @@ RUNG = CudaRung(
     ),
     archs=("sm_80", "sm_90a", "sm_100a"),  # others have less shared memory
     adds=True,
-    suggest=_suggest,
     steps=_steps,
     spills=True,  # groups of a tile keep more scales than there are registers for
     **fragments.along(_chain) | {"signatures": fragments.OF_HALVES, "accepts_quant": _accepts},
+    **modelled(_choices, _seconds),
 )

@@ -10,11 +10,14 @@ for each instruction that multiplies.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import ceil_div, flat
+from gemmule.rungs._cuda.geometry import ceil_div, flat, modelled
 from gemmule.rungs._cuda.rows import Steps
+from gemmule.storage.models import numbers
 
 
 def strips(problem: Problem, params: Params) -> int:
@@ -45,16 +48,16 @@ def chain(problem: Problem, params: Params) -> int:
     return int(16 * (turns + params["rows"]) + 8 + params["down"] + params.get("cluster", 1))
 
 
-def suggest(problem: Problem, machine: Machine, params: Params) -> Suggestion:
-    """Expect the read ceiling where blocks fill the chip."""
-    blocks = strips(problem, params) * params.get("cluster", 1)
-    fill = min(1.0, blocks / machine.units)
-    seconds = problem.compulsory_bytes / (machine.read_bytes_per_s * max(fill, 1e-3))
-    return Suggestion(params, machine.call_s + seconds)
+def seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Expect a share of the read ceiling where blocks fill the chip."""
+    rate = numbers(machine, "quantized/transposed_fragments")["rate"]
+    fill = min(1.0, strips(problem, params) * params.get("cluster", 1) / machine.units)
+    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s * max(fill, 1e-3))
+    return float(machine.call_s + reading)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    return suggest(problem, machine, {"across": 2, "down": 8, "tiles": 2, "rows": 4, "ahead": 0})
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return [{"across": 2, "down": 8, "tiles": 2, "rows": 4, "ahead": 0}]
 
 
 RUNG = CudaRung(
@@ -72,8 +75,8 @@ RUNG = CudaRung(
             lambda problem, params: params["across"] + params["ahead"] == 2,
         ),
     ),
-    suggest=_suggest,
     steps=steps("transposed_fragments"),
     spills=True,  # the widest of its shapes keep a few registers in memory
     **fragments.along(chain, transposed=True),
+    **modelled(_choices, seconds),
 )

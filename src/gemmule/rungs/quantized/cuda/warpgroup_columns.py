@@ -9,24 +9,27 @@ both as they lie, `stmatrix` puts the words of four lanes side by side as `wgmma
 its swizzled lines, and products by ones sum it up for the zero points. Codes come by bulk copies
 too, to a ring of each warp. Two blocks of a cluster share the columns of the matrix, so that they
 have twice the rows, and x comes half as often; each sends the other the sums of its rows. What
-limits it below 16384: those four warps, which take 1.5 us for 512 columns of x however many rows
+limits it below 16384: those four warps, which take as long for 512 columns of x however many rows
 meet it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
-from gemmule.rungs._cuda.geometry import ceil_div, quickest
+from gemmule.rungs._cuda.geometry import ceil_div, modelled
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
+from gemmule.storage.models import numbers
 
 _BRINGERS = 4  # warps that bring x and scales
 _UNIT = 4  # tiles of codes that are asked for at a time
 _PANEL = 64  # stored columns in a line of a swizzle
 MOST_SHARED = 227 * 1024  # bytes that a block may have
-# What won somewhere on one H200 (November 2026), the tallest blocks first: up to 16 columns in
-# groups of whole tiles; up to 32 columns, and small groups.
+# The shapes that are compiled, the tallest blocks first: for up to 16 columns in groups of whole
+# tiles; for up to 32 columns, and small groups.
 _NARROW = (
     (4, 1, 2, 8, 2, 3, 1),
     (2, 2, 2, 8, 2, 4, 3),
@@ -40,16 +43,6 @@ _WIDE = (
 _SHAPES = fragments.Shapes(
     ("down", "along", "cluster", "tiles", "slots", "stages", "raw"), (*_NARROW, *_WIDE)
 )
-# What a block takes there for a chunk of these, whatever the matrix: whether narrow, and the bits
-# of a code; by the warpgroups below each other. Eight columns take _FEW of it, if narrow and not.
-_CHUNK_S = {
-    (True, 4): {4: 2.2e-6, 2: 1.5e-6, 1: 0.85e-6},
-    (True, 8): {4: 1.4e-6, 2: 1.1e-6, 1: 0.8e-6},
-    (False, 4): {4: 1.9e-6, 2: 1.35e-6, 1: 1.12e-6},
-    (False, 8): {4: 1.25e-6, 2: 0.95e-6, 1: 0.85e-6},
-}
-_FEW, _START_S, _SLOW = {True: 0.86, False: 0.78}, 2.2e-6, {4: 1.24, 8: 1.18}
-_SMALL_GROUPS = 1.12  # of one tile
 
 
 def eights(problem: Problem) -> int:
@@ -129,35 +122,37 @@ def is_narrow(problem: Problem) -> bool:
     return problem.n <= 16 and fragments.split(problem) == 1
 
 
-_UNALIGNED = {True: 2.1, False: 3.6}  # times as long where no bulk copies bring x: up to 8 columns
-_MANY = 1.2  # by more than 16 columns
+def width_of(problem: Problem) -> str:
+    """Return ``narrow`` or ``wide``, as the shapes for a problem's columns and groups are."""
+    return "narrow" if is_narrow(problem) else "wide"
 
 
 def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
     """Return how long a product takes: its blocks one after another, or what the memory needs.
 
-    One H200 (November 2026): 2 to 16 columns by three shapes each, 98 of 118 within 10 %, all but
-    one within 20 %. More columns were fitted with the start counted once, not in every round.
+    A block takes a time for each chunk, whatever the matrix, by the warpgroups below each other;
+    longer where no bulk copies bring x.
     """
+    own, bits = numbers(machine, "quantized/warpgroup_columns"), fragments.bits(problem)
+    width = width_of(problem)
     tiles = ceil_div(fragments.tiles_across(problem.k, problem), params["tiles"])
     rounds = ceil_div(blocks(problem, params), machine.units)
-    chunk = _CHUNK_S[is_narrow(problem), fragments.bits(problem)][params["down"]]
-    chunk *= _FEW[is_narrow(problem)] if eights(problem) == 1 else 1.0
-    chunk *= _SMALL_GROUPS if fragments.shift(problem) == 0 and is_narrow(problem) else 1.0
+    chunk = own["chunk_s"][width][bits][params["down"]]
+    chunk *= own["eight_columns"][width] if eights(problem) == 1 else 1.0
+    chunk *= own["small_groups"] if fragments.shift(problem) == 0 and width == "narrow" else 1.0
     reading = problem.compulsory_bytes * passes(problem) / machine.read_bytes_per_s
-    chunks = rounds * (_START_S + ceil_div(tiles, params["cluster"]) * chunk)
-    slower = 1.0 if fragments.whole_vectors(problem) else _UNALIGNED[problem.n <= 8]
-    reading *= _SLOW[fragments.bits(problem)]
-    slower *= _MANY if problem.n > 16 else 1.0
-    return float(machine.call_s + slower * max(chunks, reading))
+    chunks = rounds * (own["start_s"] + ceil_div(tiles, params["cluster"]) * chunk)
+    slower = own["many"] if problem.n > 16 else 1.0
+    if not fragments.whole_vectors(problem):
+        slower *= own["unaligned"]["eight" if problem.n <= 8 else "more"]
+    return float(machine.call_s + slower * max(chunks, own["slow"][bits] * reading))
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take the shape that is quickest by `_seconds`, of those that fit."""
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take the shapes that fit."""
     if problem.layout_b != "col" or fragments.quant(problem).has_perm:
-        return None
-    fit = [p for p in _fit(problem) if _shared(problem, p) <= MOST_SHARED]
-    return quickest(fit, lambda params: _seconds(problem, params, machine))
+        return []
+    return [p for p in _fit(problem) if _shared(problem, p) <= MOST_SHARED]
 
 
 def _fit(problem: Problem) -> list[dict[str, int]]:
@@ -177,7 +172,7 @@ RUNG = CudaRung(
     constraints=(
         fragments.FITS,
         Constraint(
-            "one of the shapes that won somewhere, chunks of 8 tiles up to 16 columns beside "
+            "one of the declared shapes, chunks of 8 tiles up to 16 columns beside "
             "groups of whole tiles",
             lambda problem, params: params in _fit(problem),
         ),
@@ -187,7 +182,7 @@ RUNG = CudaRung(
         ),
     ),
     archs=("sm_90a",),
-    suggest=_suggest,
     steps=_steps,
     **fragments.along(_chain) | {"signatures": fragments.OF_HALVES},
+    **modelled(_choices, _seconds),
 )

@@ -13,18 +13,23 @@ every block wants it at once, and behind a megabyte of matrix it would arrive la
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
+from gemmule.core.device_model import Numbers
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
     STREAMED_SIGNATURES,
     ceil_div,
     instance,
-    quickest,
+    modelled,
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
+from gemmule.storage.models import numbers
+
+THREADS_OF_A_UNIT = 768  # that registers leave room for
 
 
 def _in_flight(threads: int) -> int:
@@ -46,81 +51,71 @@ def _chain(problem: Problem, params: Params) -> int:
     )
 
 
-# One H200 (November 2026), fitted to 132 shapes and dtypes, then set by hand, to choose well (0.6 %
-# behind the best measured, where the choice was measured): the share of the read ceiling that
-# strips of so many 16-byte vectors reach, and what unaligned rows leave of it; the bytes a
-# multiprocessor must have under way; how far beyond its fair share one can go where others are
-# idle; by what large blocks start later; what a turn takes. Of these, what unaligned rows leave of
-# strips of 32 vectors, and their turn, were fitted to 125 shapes more, of 50 to 20,000 rows; how
-# far strips of one vector and of 32 go beyond their share, a turn of the others, and what 512
-# threads gain on few unaligned rows of doubles, to 178 more: 14551 x 471 halves 7.2 us by 59 wide
-# strips, 6.1 by 8 vectors; 40 x 3455 floats 3.8 by 10 strips of a vector; 64 x 179 doubles 2.6 by
-# 256 threads, 2.4 by 512.
-EFFICIENCY = {1: 0.51, 2: 0.71, 4: 0.915, 8: 0.968, 32: 0.987, 256: 0.98}
-OF_UNALIGNED, OF_UNALIGNED_WIDE, OF_UNALIGNED_DOUBLES = 0.74, 0.92, 0.85
-TURN_US, TURN_WIDE_US = 1.4, 0.95
-LARGE_BLOCKS_OF_HALVES = 1.045  # 4096 x 4096: 10.1 us by 1024 threads, 10.3 by 512
-BYTES_UNDER_WAY = 34_000
-BEYOND_SHARE, BEYOND_NARROW, BEYOND_WIDE, WIDE_BYTES = 3.7, 2.5, 1.8, 3_000_000
-FEWER_DOUBLES_US = 0.15
-STARTING_US = {256: 0.0, 512: 0.14, 1024: 0.215}
-THREADS_OF_A_UNIT = 768
-HIDDEN_BYTES = 128 * 1024
-OF_LARGE_NARROW = 0.88  # 15755 x 3346 doubles by 8 lanes 113 us
+def _fill(problem: Problem, params: Params, machine: Machine, own: Numbers) -> tuple[float, float]:
+    """Return which share of the chip's speed the blocks have, and their waves.
 
-
-def _fill(problem: Problem, machine: Machine, params: Params) -> tuple[float, float]:
-    """Return which share of the chip's speed the blocks have, and their waves."""
+    A multiprocessor must have so many bytes under way, and goes so far beyond its fair share of the
+    memory's where others are idle.
+    """
     lanes, threads = params["lanes"], params["threads"]
     there = stream.strips(problem, lanes) * problem.batch / machine.units
     at_once = max(1, THREADS_OF_A_UNIT // threads)
     under_way = min(max(1.0, there), at_once) * min(threads, problem.n * lanes)
     under_way *= 16 * _in_flight(threads)
-    waves = there / at_once
-    wide = lanes == 32 and problem.matrix_bytes > WIDE_BYTES
-    beyond = BEYOND_WIDE if wide else BEYOND_NARROW if lanes == 1 else BEYOND_SHARE
-    fill = min(1.0, beyond * there)
+    waves, beyond = there / at_once, own["beyond"]
+    wide = lanes == 32 and problem.matrix_bytes > own["wide_bytes"]
+    fill = min(1.0, beyond["wide" if wide else "narrow" if lanes == 1 else "usual"] * there)
     if waves >= 1:  # the last blocks have the memory to themselves, and cannot use all of it
         part = waves % 1
-        fill = waves / (waves - part + (max(part, 1 / BEYOND_SHARE) if part else 0))
-    return min(fill, under_way / BYTES_UNDER_WAY), waves if waves > 4 else math.ceil(waves)
+        fill = waves / (waves - part + (max(part, 1 / beyond["usual"]) if part else 0))
+    return min(fill, under_way / own["under_way_bytes"]), waves if waves > 4 else math.ceil(waves)
 
 
-def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
-    """Return the modelled time: a start, and the bytes or the turns, whichever takes longer."""
+def _rate(problem: Problem, params: Params, own: Numbers) -> float:
+    """Return the share of the read ceiling that strips reach where they fill the chip."""
+    lanes, threads, rate = params["lanes"], params["threads"], own["rate"][params["lanes"]]
+    if problem.alignment != 16:
+        several = lanes == 32 and threads < 1024 and problem.n >= own["several_rows"]
+        wide = "doubles" if stream.unaligned_doubles(problem, own) else "wide"
+        rate *= own["unaligned"][wide if several else "usual"]
+    elif lanes <= 8 and problem.matrix_bytes > own["large_bytes"]:
+        rate *= own["large_narrow"]
+    return float(rate)
+
+
+def _start_s(problem: Problem, params: Params, machine: Machine, own: Numbers) -> float:
+    """Return what is beside reading: large blocks start later, wide strips fold less."""
+    threads, folds = params["threads"], math.log2(max(1.0, 32 / params["lanes"]))
+    later = own["fold_s"] * folds + own["later_s"].get(threads, 0.0)
+    if problem.alignment != 16:
+        later += own["unaligned_s"]
+        if ITEMSIZE[problem.a] == 8 and threads == 512:
+            later -= own["fewer_doubles_s"]
+    narrow = stream.narrow_s(problem, own)
+    if problem.m * ITEMSIZE[problem.a] >= 16:  # a turn or two of small matrices hide it
+        narrow *= min(1.0, problem.matrix_bytes / own["hidden_bytes"])
+    return float(stream.starting(problem, machine, own) + later + narrow)
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Add up a start, and the bytes or the turns, whichever takes longer."""
+    own = numbers(machine, "vecmat/block_columns")
     lanes, threads = params["lanes"], params["threads"]
-    fill, waves = _fill(problem, machine, params)
-    rate = EFFICIENCY[lanes] * fill * machine.read_bytes_per_s
-    aligned, wide = problem.alignment == 16, lanes == 32
-    if not aligned:
-        several = wide and threads < 1024 and problem.n >= 50
-        wide_share = (
-            OF_UNALIGNED_DOUBLES if stream.unaligned_doubles(problem) else OF_UNALIGNED_WIDE
-        )
-        rate *= wide_share if several else OF_UNALIGNED
-    elif lanes <= 8 and problem.matrix_bytes > stream.LARGE_BYTES:
-        rate *= OF_LARGE_NARROW
-    if threads == 1024 and waves <= 1 and aligned and ITEMSIZE[problem.a] == 2:
-        rate *= LARGE_BLOCKS_OF_HALVES
+    fill, waves = _fill(problem, params, machine, own)
+    rate = _rate(problem, params, own) * fill * machine.read_bytes_per_s
+    one_wave = waves <= 1 and problem.alignment == 16
+    if threads == 1024 and one_wave and ITEMSIZE[problem.a] == 2:
+        rate *= own["large_blocks_of_halves"]
     turns = ceil_div(problem.n * lanes, threads * _in_flight(threads))
     alone = 2 * threads > THREADS_OF_A_UNIT  # nothing is under way between a block and the next
-    between = 0.4e-6 * max(0, math.ceil(waves) - 1) if alone else 0.0
-    folding_us = 0.017 * math.log2(max(1.0, 32 / lanes)) + STARTING_US[threads]
-    narrow = stream.narrow_s(problem)
-    if problem.m * ITEMSIZE[problem.a] >= 16:  # a turn or two of small matrices hide it
-        narrow *= min(1.0, problem.matrix_bytes / HIDDEN_BYTES)
-    folding_us += 0.2 if problem.alignment != 16 else 0.0
-    if problem.alignment != 16 and ITEMSIZE[problem.a] == 8 and threads == 512:
-        folding_us -= FEWER_DOUBLES_US
-    start = stream.starting(problem, machine, folding_us - 0.17, 0.55) + narrow
-    turn_us = TURN_WIDE_US if wide else TURN_US
-    reading = max(problem.compulsory_bytes / rate, 1e-6 * turn_us * (turns * waves - 1))
-    return start + between + float(reading)
+    between = own["between_s"] * max(0, math.ceil(waves) - 1) if alone else 0.0
+    turn_s = own["turn_s"]["wide" if lanes == 32 else "usual"]
+    reading = max(problem.compulsory_bytes / rate, turn_s * (turns * waves - 1))
+    return _start_s(problem, params, machine, own) + between + float(reading)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take the strips that the model likes best: one wave of blocks, as wide as that allows."""
-    return quickest(RUNG.space(problem), lambda params: _seconds(problem, machine, params))
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return RUNG.space(problem)
 
 
 RUNG = CudaRung(
@@ -149,6 +144,6 @@ RUNG = CudaRung(
         ),
     ),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

@@ -8,16 +8,21 @@ on every run, in a single launch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
     CLUSTER_ARCHS,
     STREAMED_SIGNATURES,
     instance,
+    lies,
+    modelled,
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
+from gemmule.storage.models import numbers
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -38,18 +43,20 @@ def _chain(problem: Problem, params: Params) -> int:
     return stream.rows_of_a_thread(problem, cluster * (256 // params["lanes"]), 4) + 5 + 8 + cluster
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion:
-    params = {"lanes": 8 if problem.alignment == 16 else 32, "cluster": 8}
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    yield {"lanes": 8 if problem.alignment == 16 else 32, "cluster": 8}
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    own, lying = numbers(machine, "vecmat/clustered_columns"), lies(problem)
     blocks = stream.strips(problem, params["lanes"]) * params["cluster"] * problem.batch
-    # One H200 (November 2026), fitted to 264 shapes and dtypes.
-    rate = 0.87 * min(1.0, blocks / machine.units) * machine.read_bytes_per_s
-    rate *= 1.0 if problem.alignment == 16 else 0.68
+    rate = own["rate"][lying] * min(1.0, blocks / machine.units) * machine.read_bytes_per_s
     rate *= min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * params["lanes"]))
-    seconds = max(problem.compulsory_bytes / rate, 0.7e-6 * blocks / (4 * machine.units))
-    if problem.alignment != 16:  # few units walk rows that begin alike: 1634 x 60 halves 8.1 us
-        seconds = max(seconds, 3.1e-9 * problem.n)
-    seconds += stream.starting(problem, machine, 0.31, 0.69) + stream.narrow_s(problem)
-    return Suggestion(params, seconds)
+    reading = problem.compulsory_bytes / rate
+    reading = max(reading, own["block_s"] * blocks / machine.units)
+    if lying == "unaligned":  # few units walk rows that begin alike
+        reading = max(reading, own["unaligned_row_s"] * problem.n)
+    return stream.starting(problem, machine, own) + stream.narrow_s(problem, own) + float(reading)
 
 
 RUNG = CudaRung(
@@ -65,6 +72,6 @@ RUNG = CudaRung(
     constraints=(stream.FITS, stream.UNITS_OF_ROWS),
     archs=CLUSTER_ARCHS,
     batched=True,
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

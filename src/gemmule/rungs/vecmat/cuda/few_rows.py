@@ -10,13 +10,17 @@ the warps of a block take eight each instead, and meet once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
-from gemmule.rungs._cuda.geometry import ceil_div, instance, quickest, type_arguments
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
+from gemmule.rungs._cuda.geometry import ceil_div, instance, modelled, type_arguments
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
 from gemmule.rungs._cuda.stream import FITS, starting
+from gemmule.storage.models import numbers
 
 ROWS = 8  # of a warp's turn
+LINE = 64  # bytes; shorter rows share what the memory fetches
 
 
 def _threads(params: Params) -> int:
@@ -36,49 +40,35 @@ def _chain(problem: Problem, params: Params) -> int:
     return ceil_div(problem.n, share * unroll) * unroll + (share if share > 1 else 0)
 
 
-# One H200 (November 2026), 130 shapes of 2 to 400 rows: us beyond the smallest kernel, of each row
-# of the first turn, of each turn more, of the meeting of the warps; and the share of the read
-# ceiling, in which a quarter of the turns does not hide.
-BEGINNING_US, ROW_US, TURN_US = -0.67, 0.03, 0.62
-BEGINNING_DOUBLES_US, ROW_DOUBLES_US, TURN_DOUBLES_US = -0.62, 0.09, 0.95
-MEETING_US, MEETING_DOUBLES_US = {1: 0.0, 4: 0.0, 16: 0.1}, {1: 0.0, 4: 0.8, 16: 1.5}
-FILLING_US = {1: 0.4, 4: 0.4, 16: 1.0}  # until the chip has its bytes under way
-LONG_ROWS_US = {1: 0.0, 4: 0.0, 16: 0.3}
-RATE, RATE_OF_HALVES, NOT_HIDDEN = 0.96, 0.7, 0.25
-THREADS_OF_A_UNIT = 1536
-MOST_ROWS = 400  # that the model was fitted to
-LINE = 64  # bytes; shorter rows share what the memory fetches
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take four columns a thread where single ones would be more than a wave of blocks."""
+    own = numbers(machine, "vecmat/few_rows")
+    if problem.n > own["most_rows"]:
+        return
+    several = ceil_div(problem.m, 128) * problem.batch > own["blocks_of_a_unit"] * machine.units
+    yield {"share": 1, "each": 4 if several else 1, "unroll": 4 if problem.n <= 4 else 8}
+    if problem.n > ROWS:
+        yield from ({"share": share, "each": 1, "unroll": 8} for share in (4, 16))
 
 
-def _seconds(problem: Problem, machine: Machine, params: Params) -> float:
-    size, share = ITEMSIZE[problem.a], params["share"]
-    double = size == 8
-    row_us, turn_us = (ROW_DOUBLES_US, TURN_DOUBLES_US) if double else (ROW_US, TURN_US)
-    begin_us = BEGINNING_DOUBLES_US if double else BEGINNING_US
-    begin_us += (MEETING_DOUBLES_US if double else MEETING_US)[share]
-    rate = (RATE_OF_HALVES if size == 2 else RATE) * machine.read_bytes_per_s
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Add up the rows of the first turn, the meeting of warps, and bytes that hide most turns."""
+    own, share = numbers(machine, "vecmat/few_rows"), params["share"]
+    size = ITEMSIZE[problem.a]
+    of_size = own["doubles" if size == 8 else "floats"]
+    rate = own["rate"]["halves" if size == 2 else "usual"] * machine.read_bytes_per_s
     turns = ceil_div(problem.n, ROWS * share)
     threads = problem.batch * problem.m * share / params["each"]
-    waves = max(1.0, threads / (THREADS_OF_A_UNIT * machine.units))
-    waiting = 1e-6 * turn_us * (turns * waves - 1)
+    waves = max(1.0, threads / (own["threads_of_a_unit"] * machine.units))
+    waiting = of_size["turn_s"] * (turns * waves - 1)
+    start = starting(problem, machine, own[share]) - of_size["earlier_s"]
+    start += of_size["row_s"] * min(problem.n, ROWS) + of_size["meeting_s"].get(share, 0.0)
     if problem.m * size < LINE:
         waiting /= 2
     else:
-        begin_us += LONG_ROWS_US[share]
+        start += own["long_rows_s"].get(share, 0.0)
     reading = problem.compulsory_bytes / rate
-    start = starting(problem, machine, begin_us + row_us * min(problem.n, ROWS), FILLING_US[share])
-    return float(start + max(reading + NOT_HIDDEN * waiting, waiting))
-
-
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Take four columns a thread where single ones would be more than a wave of blocks."""
-    if problem.n > MOST_ROWS:
-        return None
-    several = ceil_div(problem.m, 128) * problem.batch > 8 * machine.units
-    alone = {"share": 1, "each": 4 if several else 1, "unroll": 4 if problem.n <= 4 else 8}
-    shared = ({"share": share, "each": 1, "unroll": 8} for share in (4, 16))
-    choices = [alone, *shared] if problem.n > ROWS else [alone]
-    return quickest(choices, lambda params: _seconds(problem, machine, params))
+    return float(start + max(reading + own["not_hidden"] * waiting, waiting))
 
 
 RUNG = CudaRung(
@@ -101,6 +91,6 @@ RUNG = CudaRung(
         ),
     ),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

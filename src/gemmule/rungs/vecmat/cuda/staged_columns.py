@@ -10,21 +10,24 @@ kernel, started early, add these up in a fixed order: the same bits on every run
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
     CTYPE,
     ceil_div,
     instance,
+    modelled,
     starts_early,
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums, sums_of
 from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
 from gemmule.rungs._cuda.stream import starting
+from gemmule.storage.models import numbers
 
 LARGEST_GRID = 2**31 - 1
-MOST_BYTES = 128  # of a row
 
 
 def _smem(problem: Problem, params: Params) -> int:
@@ -48,26 +51,28 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(turns * params["rows"] + 5 + 8 + params["splits"] // 64 + 6)
 
 
-def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-    """Give every block one turn, of two rows a thread where there would be many blocks.
-
-    One H200 (November 2026), 37 shapes of 2 to 32 columns and 1,387 to 235,536 rows. Bringing the
-    sums of 32 columns together takes 1.3 us more than those of 4, and more where several blocks of
-    a multiprocessor do it: 65833 x 22 bfloat16 6.8 us by 258 blocks, 5.9 by half as many.
-    """
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Give every block one turn, of two rows a thread where there would be many blocks."""
+    own = numbers(machine, "vecmat/staged_columns")
     columns = next((c for c in COLUMNS if c >= problem.m), None)
     row, passes = wide_row(problem.m, problem.a), conflicts(problem.m, problem)
-    if columns is None or row > MOST_BYTES or passes > 4:
-        return None
-    rows = 2 if problem.n > THREADS * 256 and 2 * row <= TWO_ROWS_BYTES else 1
-    tiles = ceil_div(problem.n, THREADS * rows)
-    most = 256 if rows == 2 and columns == 32 else SPLITS[-1]
-    splits = next((s for s in SPLITS if s >= min(tiles, most)), SPLITS[-1])
-    rate = 0.8 if passes == 1 or ITEMSIZE[problem.a] < 8 else 0.6
+    if columns is None or row > own["most_bytes"] or passes > own["most_passes"]:
+        return
+    rows = 2 if problem.n > own["many_rows"] and 2 * row <= TWO_ROWS_BYTES else 1
+    most = own["most_splits_of_two"] if rows == 2 and columns == 32 else SPLITS[-1]
+    wanted = min(ceil_div(problem.n, THREADS * rows), most)
+    splits = next((s for s in SPLITS if s >= wanted), SPLITS[-1])
+    yield {"columns": columns, "rows": rows, "splits": splits}
+
+
+def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+    """Bring sums together for longer where there are more columns, and blocks that do it."""
+    own, passes = numbers(machine, "vecmat/staged_columns"), conflicts(problem.m, problem)
+    tiles = ceil_div(problem.n, THREADS * params["rows"])
+    rate = own["rate"]["usual" if passes == 1 or ITEMSIZE[problem.a] < 8 else "conflicts"]
     reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
-    sums_us = columns * (0.047 + 1e-4 * min(tiles, splits))
-    seconds = starting(problem, machine, 1.05 + sums_us, 0.4) + reading
-    return Suggestion({"columns": columns, "rows": rows, "splits": splits}, seconds)
+    adding = own["column_s"] + own["column_of_a_split_s"] * min(tiles, params["splits"])
+    return float(starting(problem, machine, own) + params["columns"] * adding + reading)
 
 
 COLUMNS, SPLITS = (4, 8, 16, 32), (64, 128, 256, 512)
@@ -103,6 +108,6 @@ RUNG = CudaRung(
     ),
     workspace=sums_of("splits"),
     batched=True,
-    suggest=_suggest,
     steps=_steps,
+    **modelled(_choices, _seconds),
 )

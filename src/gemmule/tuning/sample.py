@@ -1,0 +1,218 @@
+"""The sample that a device model is fitted to: random products, each measured several ways.
+
+Products follow from a seed and their number. Of each the rungs that take it are verified and timed
+by the tuner's own session, cold and in turns: the parameters that each suggests for itself, then
+some beside. What was measured is a row on disk before the next product begins, so that a run that
+was ended goes on where it was; a row counts as long as no source of its rung has changed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from gemmule import backends
+from gemmule.choose import eligible
+from gemmule.core.problem import BYTES, FLOATS, HALVES, Problem, QuantSpec
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Machine, Params, Rung
+from gemmule.oracle.problems import make_problem
+from gemmule.storage import lines, models
+from gemmule.storage.sources import rung_digest
+from gemmule.storage.tuned import problem_of
+from gemmule.timing.clock import Entry
+from gemmule.tuning.fit import Timed
+from gemmule.tuning.operands import Place, place_of
+from gemmule.tuning.outcomes import Candidate, Failure, same
+from gemmule.tuning.session import Session
+from gemmule.tuning.space import HOPELESS, candidates
+from gemmule.tuning.tuner import MOST_DISTURBED, disturbed
+
+Told: TypeAlias = Callable[[str, int, int], None]
+
+SCHEMA = 1
+WAYS = 8  # of each product
+BLOCKS = 3
+LONGEST_SIDE = 17  # by its logarithm to base 2
+MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
+SECONDS = {"cpu": 0.12, "cuda": 0.06}  # of timing a product
+PRODUCTS = {"cpu": 24, "cuda": 200}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A row on disk: one product by a rung and parameters, `seconds` None where it did not run."""
+
+    problem: Problem
+    folder: str
+    rung: str
+    digest: str
+    params: Mapping[str, int | float | str | bool]
+    seconds: float | None
+    why: str = ""
+
+
+def draw(backend: str, seed: int) -> Iterator[Problem]:
+    """Yield random products without end, the same for the same seed.
+
+    Sides are drawn evenly by their logarithms, half of them whole multiples of 64. Of five products
+    two are by a vector, two by a few columns or many, and one is of codes.
+    """
+    rng = random.Random(seed)  # noqa: S311  no secret
+    while True:
+        op = rng.choice(("matvec", "matvec", "matmul", "matmul", "codes"))
+        m, n = _side(rng), _side(rng)
+        if op == "codes":
+            problem = _of_codes(rng, backend, m, n)
+        elif op == "matvec":
+            dtype = rng.choice(FLOATS)
+            layout = rng.choice(("row", "col"))
+            problem = make_problem("matvec", m, n, 1, (dtype,) * 3, layout_a=layout)
+        else:
+            a, out = rng.choice([*((t, t) for t in FLOATS), *((t, "int32") for t in BYTES)])
+            layouts = {"layout_b": rng.choice(("row", "col"))}
+            k, columns = n, _columns(rng)
+            problem = make_problem("matmul", m, columns, k, (a, a, out), **layouts)
+        moved = problem.compulsory_bytes
+        small = problem.flops <= 500 * MOST_BYTES[backend]
+        if 1 << 10 <= moved <= MOST_BYTES[backend] and small:
+            yield problem
+
+
+def _side(rng: random.Random) -> int:
+    size = round(2 ** rng.uniform(0, LONGEST_SIDE))
+    return size if rng.random() < 0.5 else math.ceil(size / 64) * 64
+
+
+def _columns(rng: random.Random) -> int:
+    return rng.randint(2, 16) if rng.random() < 0.5 else round(2 ** rng.uniform(4, 12))
+
+
+def _of_codes(rng: random.Random, backend: str, m: int, n: int) -> Problem:
+    """Return a product of codes, in the order that the fast rungs of a back end read."""
+    m, n = (max(256, math.ceil(size / 256) * 256) for size in (m, n))
+    bits, group = rng.choice((4, 8)), rng.choice((-1, 32, 64, 128))
+    layout = "mma16" if backend == "cuda" else "row"
+    spec = QuantSpec(bits, group, rng.random() < 0.5, layout, "float16", False)
+    x = rng.choice((*HALVES, "float32"))
+    op, columns = ("matvec", 1) if rng.random() < 0.4 else ("matmul", _columns(rng))
+    sizes = (m, n, 1) if op == "matvec" else (m, columns, n)
+    layout_b = "row" if op == "matvec" else rng.choice(("row", "col"))
+    return make_problem(op, *sizes, (f"uint{bits}", x, x), quant=spec, layout_b=layout_b)
+
+
+def path_of(machine: Machine) -> Path:
+    """Return the file of a device's sample, beside its model."""
+    return models.path_of(machine.name, machine.arch, machine.units).with_suffix(".jsonl")
+
+
+def read(path: Path, backend: str) -> list[tuple[Way, Timed | None]]:
+    """Return the rows of a file that still count, and what was timed in each."""
+    rungs = {(rung.folder, rung.name): rung for rung in all_rungs(backend)}
+    found = []
+    for way in lines.read_records(path, SCHEMA, Way):
+        rung = rungs.get((way.folder, way.rung))
+        if rung is None or way.digest != rung_digest(rung):
+            continue
+        try:
+            problem = problem_of(asdict(way.problem))
+        except ValueError:
+            continue
+        params = next((one for one in rung.space(problem) if one == way.params), None)
+        timed = None
+        if way.seconds is not None and params is not None and 0 < way.seconds < 3600:
+            timed = Timed(problem, rung, params, way.seconds)
+        found.append((way, timed))
+    return found
+
+
+class Sampler:
+    """Measures products on one device and keeps the rows; not for use from several threads."""
+
+    def __init__(self, device: str, *, place: Place | None = None, seed: int = 0) -> None:
+        backend = backends.get("cpu" if device == "cpu" else "cuda")
+        self.machine: Machine = backend.machine(device)
+        self.place = place_of(device, self.machine.cache_bytes) if place is None else place
+        self.seed, self.path = seed, path_of(self.machine)
+        self.rows = read(self.path, self.machine.backend)
+        self.lost = ""  # what ended the device's context
+
+    def timed(self) -> list[Timed]:
+        """Return all rows that were timed."""
+        return [row for _, row in self.rows if row is not None]
+
+    def drawn(self, products: int) -> list[Problem]:
+        """Return the first products of the seed."""
+        some = draw(self.machine.backend, self.seed)
+        return [next(some) for _ in range(products)]
+
+    def measure(self, problems: Sequence[Problem], told: Told, only: str | None = None) -> None:
+        """Measure what is not known of these products yet, by all rungs or by one."""
+        known = {_key(way.problem, way.folder, way.rung, way.params) for way, _ in self.rows}
+        for index, problem in enumerate(problems):
+            told(problem.describe(), index, len(problems))
+            wanted = self._ways(problem, only)
+            missing = [
+                one
+                for one in wanted
+                if _key(problem, one.rung.folder, one.rung.name, one.params) not in known
+            ]
+            if missing and not self.lost:
+                self._keep(problem, missing)
+
+    def _ways(self, problem: Problem, only: str | None) -> list[Candidate]:
+        """Return what to measure of a product: each rung's own choice, then others on a GPU.
+
+        The quickest is expected to be so first; on a CPU formulas hold for a rung's choice alone.
+        """
+        machine = self.machine
+        own = [
+            Candidate(rung, rung.check_params(problem, found.params), found.expected_s)
+            for rung in all_rungs(machine.backend)
+            if rung.refusal(problem) is None and eligible(rung, problem)
+            if (found := rung.suggest(problem, machine)) is not None
+        ]
+        own.sort(key=lambda one: one.expected_s or math.inf)
+        if own and machine.backend == "cuda":
+            others, _ = candidates(problem, machine, own[0], seed=self.seed)
+            own += [one for one in others if not any(same(one, mine) for mine in own)]
+        most = HOPELESS * (own[0].expected_s or math.inf) if own else 0.0
+        ways = [one for one in own if (one.expected_s or math.inf) <= most][:WAYS]
+        return [one for one in ways if only in (None, f"{one.rung.folder}/{one.rung.name}")]
+
+    def _keep(self, problem: Problem, ways: Sequence[Candidate]) -> None:
+        """Time some ways in turns and write their rows."""
+        session = Session(problem, self.machine, self.place, self.seed)
+        entries: list[Entry] = []
+        for way in ways:
+            found = session.admit(way)
+            if isinstance(found, Failure):
+                self._add(problem, way.rung, way.params, None, f"{type(found).__name__}")
+            else:
+                entries.append(found)
+        self.lost = session.lost
+        if entries and not self.lost:
+            limit = SECONDS[self.machine.backend] * len(entries)
+            samples = session.race(
+                entries, limit, min_blocks=BLOCKS, precision=0.01, seed=self.seed
+            )
+            for entry in entries:
+                way, found_s = entry.about, samples[entry.name]
+                if disturbed(found_s) <= MOST_DISTURBED:  # else a later run measures it
+                    self._add(problem, way.rung, way.params, found_s.median)
+        lines.write_records(self.path, SCHEMA, (way for way, _ in self.rows))
+
+    def _add(
+        self, problem: Problem, rung: Rung, params: Params, seconds: float | None, why: str = ""
+    ) -> None:
+        way = Way(problem, rung.folder, rung.name, rung_digest(rung), dict(params), seconds, why)
+        timed = None if seconds is None else Timed(problem, rung, params, seconds)
+        self.rows.append((way, timed))
+
+
+def _key(problem: Problem, folder: str, rung: str, params: Params) -> object:
+    return problem, folder, rung, tuple(sorted(params.items()))

@@ -1,0 +1,185 @@
+"""Fitting device models: on devices made up for it, whose true coefficients are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemmule.core import device_model
+from gemmule.core.device_model import DeviceModel
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.registry import all_rungs
+from gemmule.core.rung import Machine
+from gemmule.storage import lines, models
+from gemmule.tuning import fit, sample
+from gemmule.tuning.fit import Timed
+
+MACHINE = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.5e12, 50 << 20, 227 << 10, 1.8e-6)
+SHIPPED = models.shipped()[0][0]
+RUNGS = [r for r in all_rungs("cuda", ("matvec", "vecmat")) if r.seconds is not None]
+
+
+def shaken(seed: int) -> DeviceModel:
+    """Return the shipped model with its times and rates scaled at random, by up to half."""
+    rng = np.random.default_rng(seed)
+
+    def change(path: device_model.Path, value: float) -> float:
+        if type(value) is not float:
+            return value
+        spread = 0.4 if device_model.unit(path) else 0.15
+        return float(value * math.exp(rng.uniform(-spread, spread)))
+
+    trees = {name: device_model.changed(tree, change) for name, tree in SHIPPED.numbers.items()}
+    return replace(SHIPPED, numbers=trees)
+
+
+def rows_on(truth: DeviceModel, products: int, seed: int, noise: float) -> list[Timed]:
+    """Return what is measured of products by a vector on such a device."""
+    rng, rows = np.random.default_rng(seed), []
+    here = replace(MACHINE, model=truth)
+    drawn = (p for p in sample.draw("cuda", seed) if p.op == "matvec" and p.quant is None)
+    for _ in range(products):
+        problem = next(drawn)
+        for rung in RUNGS:
+            made = None if rung.mismatch(problem) else rung.suggest(problem, MACHINE)
+            if made is not None and rung.seconds is not None:
+                seconds = rung.seconds(problem, made.params, here)
+                blurred = seconds * math.exp(noise * rng.standard_normal())
+                rows.append(Timed(problem, rung, made.params, blurred))
+    return rows
+
+
+def by(model: DeviceModel) -> fit.Model:
+    return lambda row: fit.modelled(MACHINE, model, row)
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_a_fit_recovers_the_choices_of_a_made_up_device(seed: int) -> None:
+    truth = shaken(seed)
+    found = fit.judged(MACHINE, rows_on(truth, 160, seed, noise=0.03))
+    fresh = rows_on(truth, 250, seed + 50, noise=0.0)
+    lost, before = fit.loss(fresh, by(found.model)), fit.loss(fresh, by(SHIPPED))
+    assert lost.products > 150
+    assert lost.mean <= 0.02
+    assert lost.worst <= 0.12
+    assert lost.mean < before.mean / 2
+    assert found.errors
+    assert all(0 <= error < 0.25 for error in found.errors.values())
+    assert models.fault(found.model) == ""
+
+
+def test_coefficients_that_the_sample_does_not_move_stay() -> None:
+    truth = shaken(3)
+    rows = [row for row in rows_on(truth, 80, 3, 0.0) if row.problem.alignment == 16]
+    found = fit.fitted(MACHINE, SHIPPED, rows)
+    known, own = (m.numbers["matvec/clustered_rows"] for m in (SHIPPED, found))
+    assert own["rate"]["aligned"] != known["rate"]["aligned"]
+    assert own["rate"]["unaligned"] == known["rate"]["unaligned"]
+    assert found.numbers["matmul/wgmma_split"] == SHIPPED.numbers["matmul/wgmma_split"]
+    for name, tree in SHIPPED.numbers.items():  # counts and limits are no coefficients
+        whole = {p: v for p, v in device_model.leaves(tree) if type(v) is int}
+        mine = dict(device_model.leaves(found.numbers[name]))
+        assert {path: mine[path] for path in whole} == whole
+
+
+def test_one_rung_is_fitted_alone_where_it_is_asked_for() -> None:
+    rows = rows_on(shaken(4), 80, 4, 0.0)
+    found = fit.fitted(MACHINE, SHIPPED, rows, only="vecmat/split_columns")
+    changed = [name for name, tree in found.numbers.items() if tree != SHIPPED.numbers[name]]
+    assert changed == ["vecmat/split_columns"]
+
+
+def test_a_disturbed_time_does_not_bend_the_fit() -> None:
+    def predict(at: fit.Floats) -> fit.Floats:
+        return np.asarray(at[0] + at[1] * np.arange(1.0, 21.0))
+
+    measured = predict(np.array([3.0, 2.0]))
+    measured[7] *= 40
+    found = fit.least_squares(predict, np.array([1.0, 1.0]), measured, pull=1e-4)
+    assert found == pytest.approx([3.0, 2.0], rel=0.05)
+
+
+def test_what_reads_no_coefficient_of_its_own_is_fitted_by_those_it_reads() -> None:
+    rung = next(r for r in all_rungs("cuda") if r.name == "clustered_fragments")
+    spec = QuantSpec(4, 128, False, "mma16", "float16", True)
+    problem = Problem("matvec", 4096, 4096, a="uint4", b="float16", out="float16", quant=spec)
+    made = rung.suggest(problem, MACHINE)
+    assert made is not None
+    row = Timed(problem, rung, made.params, 1e-5)
+    assert fit.counted_with(MACHINE, SHIPPED, row) == ["quantized/transposed_fragments"]
+
+
+def test_no_product_is_both_fitted_to_and_judged_by() -> None:
+    rows = rows_on(SHIPPED, 40, 5, 0.0)
+    seen, judge = ({row.problem for row in part} for part in fit.held_out(rows))
+    assert not seen & judge
+    assert len(judge) == len({row.problem for row in rows}) // 4
+
+
+def test_loss_is_what_the_choice_takes_over_the_best() -> None:
+    problem = Problem("matvec", 8, 8)
+    rows = [Timed(problem, RUNGS[0], {}, 1.0), Timed(problem, RUNGS[1], {}, 1.5)]
+    wrong = {rows[0].name: 9.0, rows[1].name: 2.0}
+    lost = fit.loss(rows, lambda row: wrong[row.name])
+    assert (lost.products, lost.mean) == (1, pytest.approx(0.5))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_products_of_a_seed_are_the_same_each_time(backend: str) -> None:
+    first, second = sample.draw(backend, 7), sample.draw(backend, 7)
+    some = [next(first) for _ in range(60)]
+    assert some == [next(second) for _ in range(60)]
+    assert {problem.op for problem in some} == {"matvec", "matmul"}
+    assert any(problem.quant is not None for problem in some)
+
+
+@pytest.fixture
+def small_products(own_cache: Path, limit: Callable[..., None]) -> None:
+    limit(sample, SECONDS={"cpu": 0.01}, MOST_BYTES={"cpu": 1 << 16})
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    return None
+
+
+@pytest.mark.usefixtures("small_products")
+def test_a_sample_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "disturbed", lambda samples: 0.0)
+    sampler = sample.Sampler("cpu", seed=2)
+    problems = [p for p in sampler.drawn(12) if p.quant is None and p.op == "matvec"][:2]
+    sampler.measure(problems, quiet)
+    assert sampler.timed()
+    again = sample.Sampler("cpu", seed=2)
+    assert [way for way, _ in again.rows] == [way for way, _ in sampler.rows]
+
+    def never(*args: Any) -> None:
+        raise AssertionError("measured twice")
+
+    monkeypatch.setattr(sample.Sampler, "_keep", never)
+    again.measure(problems, quiet)
+    with pytest.raises(AssertionError, match="measured twice"):
+        again.measure([replace(problems[0], m=problems[0].m + 16)], quiet)
+
+
+@pytest.mark.usefixtures("small_products")
+def test_rows_of_an_edited_rung_or_with_foreign_values_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sample, "disturbed", lambda samples: 0.0)
+    sampler = sample.Sampler("cpu", seed=2)
+    sampler.measure([Problem("matvec", 64, 64)], quiet)
+    ways = [way for way, row in sampler.rows if row is not None]
+    spoilt = [
+        replace(ways[0], digest="0" * 64),
+        replace(ways[0], rung="another"),
+        replace(ways[0], seconds=-1.0),
+        replace(ways[0], params={"block": 1e9}),
+    ]
+    lines.write_records(sampler.path, sample.SCHEMA, spoilt)
+    assert not sample.Sampler("cpu", seed=2).timed()
