@@ -57,7 +57,7 @@ def _takers(problem: Problem) -> list[CudaRung]:
 
 
 def _best(takers: Sequence[CudaRung], problem: Problem, machine: Machine) -> Rung | None:
-    takers = [rung for rung in takers if machine.arch in rung.archs]
+    takers = [rung for rung in takers if rung.runs_on(machine.arch)]
     ranked = [
         (found.expected_s, rung) for rung in takers if (found := rung.suggest(problem, machine))
     ]

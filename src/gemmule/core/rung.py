@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from gemmule.core import architectures
 from gemmule.core.canonical import Call
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.packing import HostPacking, Packing, TensorMap
@@ -20,7 +21,6 @@ Signature = tuple[str, str, str]  # dtype names of A, of x or B, of the result
 RUNGS_FOLDER = Path(__file__).parents[1] / "rungs"
 HEADERS_FOLDER = RUNGS_FOLDER / "_cuda"
 BACKENDS = ("cpu", "cuda")
-CUDA_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ class CudaRung(Rung):
     """A kernel for GPUs: ``steps(problem, params, machine)`` are its launches.
 
     `workspace` is in bytes. `presets` are named points of the search space. `spills`: it may keep
-    registers in memory. `archs`: those that it is compiled for. `packing`: what prepared operands
+    registers in memory. `archs`: the listed ones that it is compiled for. `packing`: what prepared operands
     spare it. `sends`: compiled with PEERS it sends results to several GPUs (`_cuda/peers.cuh`).
     `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`). `scaled`: the dtypes
     of the operands and the results that it has compiled with SCALES (`_cuda/scales.cuh`).
@@ -306,7 +306,7 @@ class CudaRung(Rung):
     adds: bool = False
     scaled: tuple[Signature, ...] = ()
     presets: Mapping[str, Params] = field(default_factory=dict)
-    archs: tuple[str, ...] = CUDA_ARCHS
+    archs: tuple[str, ...] = architectures.LISTED
     spills: bool = False
     packing: Packing | None = None
 
@@ -314,6 +314,10 @@ class CudaRung(Rung):
     def source_path(self) -> Path:
         """The file that holds the kernel: the ``.cu`` beside the Python file."""
         return self.path.with_suffix(".cu")
+
+    def runs_on(self, arch: str) -> bool:
+        """Tell whether a device of an architecture, listed or not, has what the kernels need."""
+        return architectures.like(arch) in self.archs
 
     def refusal_scaled(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` with scales on this machine, or None."""

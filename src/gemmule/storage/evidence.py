@@ -125,7 +125,7 @@ def is_proved(
     which device the proof was made. A library's rung is for all of them.
     """
     name = (rung.folder, rung.name, variant_of(problem) + SCALED * scales)
-    if isinstance(rung, CudaRung) and arch not in rung.archs:
+    if isinstance(rung, CudaRung) and not rung.runs_on(arch):
         return False
     wanted = {name, (*name[:2], name[2] + WITH_BIAS)} if bias else {name}
     return isinstance(rung, CudaRung | LibraryRung) and wanted <= proved_variants()

@@ -10,6 +10,7 @@ come to those sums in float32: no weight is rounded.
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import grouped
@@ -79,6 +80,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
 RUNG = CudaRung(
     title="Streamed codes",
     idea="Codes become halves exactly, and a group's scale comes to its sum.",
+    archs=SINCE_AMPERE,
     source="Marlin (Frantar et al., 2024), for groups of experts",
     signatures=tuple(
         (t, codes, out)

@@ -12,6 +12,7 @@ piece, from the L2 as a rule: that is for the tiles of the next rung.
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import grouped
@@ -76,6 +77,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
 RUNG = CudaRung(
     title="Streamed experts",
     idea="Blocks list on the device what is to be done, and stream the touched matrices once.",
+    archs=SINCE_AMPERE,
     source="skinny products on tensor cores as in Marlin (Frantar et al., 2024); persistent blocks",
     signatures=grouped.HALF_SIGNATURES,
     # Tensor cores align the products of an instruction and cut off.

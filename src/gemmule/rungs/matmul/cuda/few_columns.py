@@ -15,6 +15,7 @@ streamed.
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Constraint,
@@ -131,6 +132,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
 RUNG = CudaRung(
     title="Few columns",
     idea="A vector of A in registers meets all columns: A is read once, C's padding not computed.",
+    archs=SINCE_AMPERE,
     source="skinny GEMM kernels, as in vLLM; Little's law",
     signatures=(
         *floats("float32", "float64", "float16", "bfloat16"),

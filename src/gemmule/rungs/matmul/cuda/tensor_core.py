@@ -12,6 +12,7 @@ Hopper (`wgmma`), such as PyTorch's, are faster still.
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import instance, type_arguments
@@ -43,6 +44,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
 RUNG = CudaRung(
     title="Tensor core",
     idea="Warps multiply 16 x 16 x 8 fragments in one instruction; cp.async keeps stages coming.",
+    archs=SINCE_AMPERE,
     source="PTX ISA: mma.sync, ldmatrix, cp.async; multistage kernels since compute capability 8.0",
     signatures=SIGNATURES,
     # Tensor cores align the products of an instruction and cut off: twice the unit roundoff an add.

@@ -11,6 +11,7 @@ read where they lie, a thread each.
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import accumulator, ceil_div, instance, type_arguments
@@ -61,6 +62,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
 RUNG = CudaRung(
     title="Staged rows",
     idea="Short rows come to shared memory as one stretch; each thread has rows of its own there.",
+    archs=SINCE_AMPERE,
     source="tiles of CSR-stream kernels (Greathouse and Daga 2014), for dense rows",
     signatures=FLOAT_SIGNATURES,
     arithmetic=sums(lambda problem, params: max(problem.n, 1)),

@@ -11,6 +11,7 @@ at about the same time.
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
@@ -141,6 +142,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
 RUNG = CudaRung(
     title="Fragments and several columns",
     idea="Columns of x are packed as operands; each fragment of codes meets all of them.",
+    archs=SINCE_AMPERE,
     source="PTX ISA: mma.sync; skinny products on tensor cores as in Marlin (Frantar et al., 2024)",
     op="matmul",
     after="fragment_codes",

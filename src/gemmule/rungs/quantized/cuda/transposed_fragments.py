@@ -10,6 +10,7 @@ for each instruction that multiplies.
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda import fragments
@@ -60,6 +61,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
 RUNG = CudaRung(
     title="Fragments, transposed",
     idea="Codes are turned in registers; x takes the scales and three columns of an instruction.",
+    archs=SINCE_AMPERE,
     source="PTX ISA: movmatrix, mma.sync; exact splitting of float32 into three bfloat16",
     op="matvec",
     after="fragment_codes",

@@ -10,6 +10,7 @@ kernel, started early, add these up in a fixed order: the same bits on every run
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, Suggestion
 from gemmule.rungs._cuda.geometry import (
@@ -76,6 +77,7 @@ TWO_ROWS_BYTES = 128  # of shared memory that leave room for as many blocks
 RUNG = CudaRung(
     title="Staged columns",
     idea="Rows of few columns come to shared memory as one stretch; a thread sums all columns.",
+    archs=SINCE_AMPERE,
     source="staged_rows; split-K, deterministic, as in split_columns",
     signatures=FLOAT_SIGNATURES,
     arithmetic=sums(_chain),
