@@ -17,11 +17,11 @@ from fake_cublas import FakeCublas, installed
 from gemmule.backends.cuda import nvrtc
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.choose import eligible
+from gemmule.core.architectures import LISTED
 from gemmule.core.canonical import canonical
 from gemmule.core.operand import Form
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import device_rungs
-from gemmule.core.architectures import LISTED
 from gemmule.options import options_of
 from gemmule.quant.cuda import by_library, dequantise
 from proofs import device as verify_device

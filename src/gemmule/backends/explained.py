@@ -19,6 +19,7 @@ from gemmule.core.rung import (
     Machine,
     Step,
 )
+from gemmule.storage import first_use
 
 TELLING_SHARE = 0.1  # of the read ceiling; below, arithmetic limits a product of matrices
 
@@ -35,6 +36,8 @@ def explained(op: str, choice: Choice, run: Run) -> list[str]:
         f"parameters {params}",
         f"reason     {choice.reason}",
     ]
+    proof = first_use.in_words(choice)
+    lines += [f"proof      {proof}"] if proof else []
     if choice.expected_s:  # nothing is expected of a product without elements
         lines.append(f"expected   {_expected(problem, choice.expected_s, choice.machine)}")
     lines += [f"runner-up  {choice.runner_up}"] if choice.runner_up else []
@@ -83,6 +86,8 @@ def _shared(steps: tuple[Step, ...], run: Run) -> str:
     if not isinstance(run, Launcher | PackedLauncher):
         return "shared memory 0 bytes"
     static = nvrtc.static_shared(run.module)
+    if run.module.is_ptx:
+        return f"shared memory {max(s.smem for s in steps):,} bytes and what the driver adds,"
     sizes = [(step.smem + static[step.kernel], step.smem) for step in steps]
     total, dynamic = max(sizes, default=(0, 0))
     return f"shared memory {total:,} bytes (static {total - dynamic:,}, dynamic {dynamic:,})"

@@ -292,10 +292,11 @@ class CudaRung(Rung):
     """A kernel for GPUs: ``steps(problem, params, machine)`` are its launches.
 
     `workspace` is in bytes. `presets` are named points of the search space. `spills`: it may keep
-    registers in memory. `archs`: the listed ones that it is compiled for. `packing`: what prepared operands
-    spare it. `sends`: compiled with PEERS it sends results to several GPUs (`_cuda/peers.cuh`).
-    `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`). `scaled`: the dtypes
-    of the operands and the results that it has compiled with SCALES (`_cuda/scales.cuh`).
+    registers in memory. `archs`: those of the listed that it is compiled for. `packing`: what
+    prepared operands spare it. `sends`: compiled with PEERS it sends results to several GPUs
+    (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
+    `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
+    (`_cuda/scales.cuh`).
     """
 
     backend: ClassVar[str] = "cuda"

@@ -20,7 +20,6 @@ from gemmule.core import architectures
 from gemmule.errors import INSTALL, DeviceError
 from gemmule.settings import stand_in
 
-
 # Errors after which the context is lost: the driver answers every later call with the same code.
 _LOST = (
     "ILLEGAL_ADDRESS LAUNCH_FAILED ILLEGAL_INSTRUCTION MISALIGNED_ADDRESS INVALID_ADDRESS_SPACE "
@@ -119,6 +118,12 @@ def memory_bytes(ordinal: int) -> tuple[int, int]:
 def device_count() -> int:
     """Return how many CUDA devices there are; DeviceError without a driver."""
     return int(check(bindings().cuDeviceGetCount(), "counting the CUDA devices"))
+
+
+@functools.cache
+def version() -> int:
+    """Return the newest CUDA version that the driver supports: 13000 is 13.0."""
+    return int(check(bindings().cuDriverGetVersion(), "asking for the driver's version"))
 
 
 @functools.cache

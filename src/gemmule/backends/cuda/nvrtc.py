@@ -1,7 +1,8 @@
 """From a .cu file to a cubin: NVRTC through cuda.core, with a disk cache.
 
-A cubin is built for one exact architecture (``sm_90a``), needs no GPU and no driver to build, and
-so does PTX (``compute_80``), which the driver translates when it is loaded. Either is cached under a digest of everything it depends on: the source, every header beside it, the
+A cubin is built for one exact architecture (``sm_90a``), and PTX (``compute_80``) for all from one
+on: the driver translates it where it is loaded. Neither needs a GPU or a driver to build, and both
+are cached under a digest of everything they depend on: the source, every header beside it, the
 toolkit headers' place and version, the compiler's version, the name expressions and the options.
 The cache folder holds code and is trusted, so it must be the user's own with mode 0700; an entry
 whose checksum does not fit is a miss.
@@ -67,8 +68,8 @@ def compile_file(
     """Return the module of `path` with the kernels `names` instantiated, from cache if it can be.
 
     names are C++ name expressions such as ``thread_per_row<float, float, float, 128>``; arch is
-    ``sm_90a`` or the like, or ``compute_80`` for PTX. Raises CompileError with the compiler's words, or DeviceError-free
-    CompileError naming the missing package when NVRTC is not installed.
+    ``sm_90a`` or the like, or ``compute_80`` for PTX. Raises CompileError with the compiler's
+    words, or DeviceError-free CompileError naming the missing package when NVRTC is not installed.
     """
     names, defines = tuple(dict.fromkeys(names)), tuple(defines)
     key = cubin_key(path, names, arch, defines)

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """NVRTC's log of a program that it did not compile."""
 
 
 def compiled(
     source: str, name: str, options: Sequence[bytes], names: Sequence[str]
 ) -> tuple[bytes, dict[str, str]]:
-    """Return a program's PTX, ended as text of C is, and each kernel's symbol; or raise `Refused`.
+    """Return a program's PTX, ended as text of C is, and each kernel's symbol.
 
-    name: of the program; names: of the kernels, as `nvrtc.compile_file` has them.
+    name: of the program; names: of the kernels, as `nvrtc.compile_file` has them. RefusedError
+    where it does not compile.
     """
     from cuda.bindings import nvrtc
 
@@ -31,7 +32,7 @@ def compiled(
         if int(code):
             log = bytearray(_done(nvrtc.nvrtcGetProgramLogSize(program)))
             _done(nvrtc.nvrtcGetProgramLog(program, log))
-            raise Refused(log.rstrip(b"\0").decode(errors="replace"))
+            raise RefusedError(log.rstrip(b"\0").decode(errors="replace"))
         symbols = {
             one: _done(nvrtc.nvrtcGetLoweredName(program, one.encode())).decode() for one in names
         }
@@ -43,7 +44,7 @@ def compiled(
 
 
 def _done(result: tuple[Any, ...]) -> Any:
-    """Return the value of a call's result tuple; `Refused` where the call failed."""
+    """Return the value of a call's result tuple; RefusedError where the call failed."""
     if int(result[0]):
-        raise Refused(f"NVRTC answered {result[0].name}")
+        raise RefusedError(f"NVRTC answered {result[0].name}")
     return result[1] if len(result) > 1 else None
