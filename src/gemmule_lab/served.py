@@ -6,24 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gemmule.choose import choose
+from gemmule.core import architectures
 from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.choice import Choice
 from gemmule.core.grouped import grouped
 from gemmule.core.operand import Form
 from gemmule.core.problem import QuantSpec
 from gemmule.core.rung import CudaRung, Machine
-from gemmule.storage import evidence
+from gemmule.storage import evidence, first_use
 
 SIZE, COLUMNS, EXPERTS = 4096, 16, 8
 FLOATS = ("float32", "float16", "bfloat16")
 PLAIN = (*((dtype, dtype) for dtype in FLOATS), ("float64", "float64"), ("int8", "int8"))
 CODES = tuple((f"uint{bits}", dtype) for bits in (4, 8) for dtype in FLOATS)
-HERE, ELSEWHERE, LIBRARY, NOT = (
-    "proved here",
-    "proved elsewhere",
-    "the vendor's library",
-    "not served",
-)
+HERE, ELSEWHERE = "proved on this architecture", "proved on another, checked here at first use"
+LIBRARY, NOT = "the vendor's library", "not served"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +79,26 @@ def served(machine: Machine) -> Iterator[Served]:
             yield Served(product, choose(call, machine))
         except TypeError as error:
             yield Served(product, None, str(error))
+
+
+def compiled_for(machine: Machine) -> tuple[str, str]:
+    """Return in words what kernels are compiled for on a device, and what else to do, if any."""
+    arch = machine.arch
+    if not architectures.is_ptx(arch):
+        like = architectures.like(arch)
+        words = "" if like == arch else f"; it takes the rungs of {like}"
+        return f"{machine.name} is {arch}: kernels are compiled for it{words}", ""
+    words = f"{machine.name}: kernels are compiled as PTX ({arch}), which the driver translates"
+    if machine.name.endswith(f" as sm_{architectures.number(arch)}"):
+        return words, "GEMMULE_ARCH says so; unset it for the chip's own kernels"
+    return words, "a newer nvidia-cuda-nvrtc may know this chip"
+
+
+def who_proved(found: list[Served]) -> str:
+    """Return who proved what is chosen on a device whose architecture has no proof of it."""
+    choices = [one.choice for one in found if one.choice is not None and one.how == ELSEWHERE]
+    devices = sorted({first_use.provers(one.rung, one.problem) for one in choices})
+    done = {one.rung.name for one in choices if "; checked" in first_use.in_words(one)}
+    rungs = list(dict.fromkeys(one.rung.name for one in choices))
+    words = [f"{name} (checked here)" if name in done else name for name in rungs]
+    return f"proved on {' and '.join(devices)}, checked here at first use: {', '.join(words)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gemmule.backends.cuda import driver, nvrtc, starter
 from gemmule.backends.cuda.launch import CudaBackend
 from gemmule.choose import choose
 from gemmule.core import architectures
+from gemmule.core.caches import forget_plans
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form
 from gemmule.core.registry import cuda_rungs
@@ -27,6 +29,7 @@ from gemmule.errors import DeviceError
 from gemmule.plan import Plan
 from gemmule.storage import first_use
 from gemmule_lab import served
+from gemmule_lab.doctor import service
 
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 needs_nvrtc = pytest.mark.skipif(not nvrtc.known_architectures(), reason="NVRTC does not load")
@@ -148,8 +151,9 @@ def test_a_gpu_stands_in_for_an_older_chip(fake: FakeDriver, setting: Callable[.
         assert machine.arch == named.replace("sm", "compute")
         assert machine.name == f"Fake GPU as {named}"
         assert machine.shared_bytes == shared << 10
-        found = [one.choice for one in served.served(machine)]
-        assert all(one is not None and one.rung.runs_on(named) for one in found)
+        rungs = [one.choice.rung for one in served.served(machine) if one.choice]
+        assert len(rungs) == len(list(served.products()))
+        assert all(isinstance(rung, CudaRung) and rung.runs_on(named) for rung in rungs)
     setting(GEMMULE_ARCH="sm_90")  # its own: nothing changes
     forget()
     assert driver.device_info(0).arch == "sm_90a"
@@ -250,7 +254,7 @@ def test_what_is_proved_elsewhere_is_checked_once(
     assert "; checked on this device, 20" in plan.explain()
     spark.ran.clear()
     first_use.forget()  # as another process
-    gm.plan.__globals__["resolve"].cache_clear()
+    forget_plans()
     assert np.array_equal(multiplied(planned()), A @ X)
     assert len(spark.ran) == asked  # the product alone
 
@@ -263,7 +267,7 @@ def test_what_is_wrong_on_a_device_is_never_chosen_there(
     monkeypatch.setattr(Spark, "wrong", (first.name,))
     first_use.path_of(CudaBackend().machine("cuda")).unlink()
     first_use.forget()
-    gm.plan.__globals__["resolve"].cache_clear()
+    forget_plans()
     with caplog.at_level(logging.WARNING, "gemmule"):
         plan = planned()
     assert plan.rung is not first
@@ -273,7 +277,7 @@ def test_what_is_wrong_on_a_device_is_never_chosen_there(
     assert "elements wrong" in caplog.text
     assert np.array_equal(multiplied(plan), A @ X)
     first_use.forget()
-    gm.plan.__globals__["resolve"].cache_clear()
+    forget_plans()
     spark.ran.clear()
     assert planned().rung is plan.rung
     assert not spark.ran  # nobody had to ask again
@@ -296,3 +300,91 @@ def test_no_check_where_an_equal_chip_proved_it(spark: Spark) -> None:
     spark.attributes |= {"COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0}
     assert "proof" not in planned().explain()
     assert not spark.ran
+
+
+@needs_emulator
+@pytest.mark.parametrize("coded", [False, True])
+def test_grouped_products_are_checked_as_well(
+    spark: Spark, coded: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    W = np.arange(3 * 64 * 32, dtype=np.float32).reshape(3, 64, 32) % 5 - 2
+    tokens, ends = A[:20], np.array([5, 5, 20], np.int32)
+    weights: Any = gm.quantize_experts(W, bits=4, group_size=32) if coded else W
+    placed = [gm.asarray(one, device="cuda") for one in (tokens, ends)]
+    there = weights.to("cuda") if coded else gm.asarray(W, device="cuda")
+
+    def product() -> np.ndarray[Any, Any]:
+        found: np.ndarray[Any, Any] = gm.grouped_matmul(placed[0], there, placed[1]).to_host()
+        return found
+
+    plan = gm.plan("grouped_matmul", placed[0], there, placed[1])
+    assert "; checked on this device" in plan.explain()
+    held = [weights[e].dequantize() if coded else W[e] for e in range(3)]
+    wanted = np.concatenate([tokens[:5] @ held[0], tokens[5:] @ held[2]])
+    assert np.allclose(product(), wanted, atol=1e-3)
+    first_use.path_of(CudaBackend().machine("cuda")).unlink()
+    first_use.forget()
+    forget_plans()
+    monkeypatch.setattr(Spark, "wrong", (plan.rung.name,))
+    with caplog.at_level(logging.WARNING, "gemmule"):
+        if coded:  # which another rung computes
+            other = gm.plan("grouped_matmul", placed[0], there, placed[1])
+            assert other.rung is not plan.rung
+        else:
+            with pytest.raises(TypeError, match="no proved cuda rung"):
+                gm.plan("grouped_matmul", placed[0], there, placed[1])
+    assert f"{plan.rung.name}/" in caplog.text
+
+
+def shown(machine: Machine) -> str:
+    return "\n".join(
+        f"{one.status} {one.part}: {one.found} -> {one.fix}" for one in service(machine)
+    )
+
+
+def test_doctor_tells_what_a_chip_is_served(tmp_path: Path, setting: Callable[..., None]) -> None:
+    setting(GEMMULE_CACHE=tmp_path)
+    first_use.forget()
+    hopper = shown(machine_of("sm_90a"))
+    assert "is sm_90a: kernels are compiled for it ->" in hopper
+    assert "usual ones proved on this architecture: " in hopper
+    assert "wgmma_split" in hopper
+    spark = machine_of("sm_121a")
+    told = shown(spark)
+    assert "kernels are compiled for it; it takes the rungs of sm_120a" in told
+    assert "proved on NVIDIA H" in told
+    assert "checked here at first use: streamed_rows, " in told
+    checked = first_use.Checked("matvec", "streamed_rows", "float32,float32,float32", "0", "", "d")
+    first_use.keep(spark, checked)
+    assert "streamed_rows (checked here), " in shown(spark)
+    assert "note GPU: made up compute_121: kernels are compiled as PTX" in shown(
+        machine_of("compute_121")
+    )
+    standing = replace(machine_of("compute_80"), name="NVIDIA H200 as sm_80")
+    assert "GEMMULE_ARCH says so; unset it" in shown(standing)
+
+
+def test_doctor_tells_what_is_not_served(
+    only_proved: Callable[..., None], tmp_path: Path, setting: Callable[..., None]
+) -> None:
+    setting(GEMMULE_CACHE=tmp_path)
+    only_proved("cuda", {"streamed_rows"})
+    told = shown(machine_of("sm_87"))
+    assert "note GPU products: not served: x A, float32, " in told
+    assert "-> no proved cuda rung computes " in told
+
+
+def test_what_a_device_gave_is_kept_by_device_and_code(
+    tmp_path: Path, setting: Callable[..., None]
+) -> None:
+    setting(GEMMULE_CACHE=tmp_path)
+    first_use.forget()
+    machine, name = machine_of("sm_89"), ("matvec", "streamed_rows", "float32,float32,float32")
+    right = first_use.Checked(*name, "c0de", "", "2026-11-27")
+    assert first_use.keep(machine, right)
+    assert not first_use.failed(machine, name)
+    assert first_use.keep(machine, replace(right, code="0ther", wrong="[0] is 1, must be 2"))
+    first_use.forget()
+    assert first_use.failed(machine, name)
+    assert first_use.known(machine)[name, "c0de"] == right
+    assert not first_use.known(replace(machine, name="another"))

@@ -14,18 +14,27 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from gemmule import backends
+from gemmule.arrays import interop
 from gemmule.backends.cuda import driver, streams
+from gemmule.backends.cuda.grouped import prepare as prepare_grouped
 from gemmule.backends.cuda.starter import kernels
+from gemmule.core.canonical import Options
 from gemmule.core.choice import Choice
+from gemmule.core.grouped import grouped as grouped_call
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Step
 from gemmule.errors import CompileError, DeviceError
+from gemmule.oracle.inputs import make_inputs
+from gemmule.oracle.judge import check
+from gemmule.quant.stack import QuantizedStack
 from gemmule.storage import evidence, first_use
 from gemmule.tuning.operands import DeviceMemory, put_all
 from gemmule.tuning.trials import Exact, exact
+from gemmule.tuning.trials import smaller as smaller_problem
 
 log = logging.getLogger("gemmule")
 MOST_ELEMENTS = 1 << 24  # of a matrix of a product that is checked at its own size
@@ -126,6 +135,8 @@ class _CannotAskError(Exception):
 def _complaint(mine: _Kernels, ordinal: int) -> str:
     """Return what is wrong with a smaller product of integers by the same kernels, or ``""``."""
     choice = mine.choice
+    if choice.problem.op == "grouped":
+        return _grouped_complaint(mine, ordinal)
     for smaller in _smaller(choice.problem):
         small = smaller.choice(choice)
         if small is not None and mine.are_those_of(small):
@@ -133,14 +144,49 @@ def _complaint(mine: _Kernels, ordinal: int) -> str:
     else:
         raise _CannotAskError("smaller products take other kernels")
     place = DeviceMemory(ordinal)
-    try:
+    with _room():
         operands = put_all(place, smaller.host, copy=False)
+    smaller.compute(place, operands, backends.get("cuda").prepare(small))
+    verdict = smaller.judge(small)
+    return "" if verdict.ok else verdict.text
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """Tell of operands that find no room on a device that kernels cannot be checked now."""
+    try:
+        yield
     except DeviceError as error:
         if error.restart:
             raise
         raise _CannotAskError(str(error)) from None
-    smaller.compute(place, operands, backends.get("cuda").prepare(small))
-    verdict = smaller.judge(small)
+
+
+def _grouped_complaint(mine: _Kernels, ordinal: int) -> str:
+    """Return what `_complaint` does, of a grouped product: its launches have the groups' ends."""
+    choice, problem = mine.choice, smaller_problem(mine.choice.problem)
+    small = replace(choice, problem=problem)
+    if mine.rung.refusal(problem) is not None or not mine.are_those_of(small):
+        raise _CannotAskError("a smaller product takes other kernels")
+    inputs = make_inputs(problem, "integers", 0)  # whose groups are not empty
+    coded = problem.quant is not None
+    out, *between, ends = inputs.frames
+    place, rows = DeviceMemory(ordinal), between[0] if coded else between[1]
+    with _room():
+        a, at, result = (place.put(one, copy=False) for one in (rows, ends, out))
+        if coded:
+            stack = QuantizedStack.from_matrix(inputs.b, problem.batch)
+            w = interop.unwrap(stack.to(f"cuda:{ordinal}"), "W")
+        else:
+            w = place.put(between[0], copy=False)
+    options = Options(out_dtype=problem.out)
+    call = grouped_call(a.form, w.form, at.form, result.form, options)
+    call = replace(call, problem=problem)
+    prepare_grouped(replace(small, call=call))(a, w, at, result)
+    place.wait()
+    for frame, operand in ((rows, a), (ends, at), (out, result)):
+        place.fetch(operand, frame)
+    verdict = check(inputs, mine.rung.arithmetic(problem), choice.params, inputs.out)
     return "" if verdict.ok else verdict.text
 
 

@@ -85,7 +85,7 @@ class Stream:
 
 def is_capturing(ordinal: int) -> bool:
     """Tell whether the caller's work may be going into a graph: then nothing may wait for it."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if (
         torch is not None
         and torch.cuda.is_initialized()
