@@ -55,7 +55,7 @@ def build(rungs: Sequence[CudaRung], arch: str, workers: int = 2) -> Iterator[Bu
         for variant in proofs.variants(rung, machine)
     )
     with ThreadPoolExecutor(workers) as pool:  # NVRTC lets go of the GIL
-        yield from pool.map(lambda pair: _built(*pair, arch), todo)
+        yield from pool.map(lambda pair: _built(pair[0], pair[1], arch), todo)
 
 
 def _built(rung: CudaRung, variant: proofs.Variant, arch: str) -> Built:
