@@ -83,10 +83,17 @@ def _check(root: Path | None, rung: str | None, anew: bool) -> None:
 
 def _prove(root: Path, rung: str | None, ordinal: int, stale: bool, workers: int | None) -> None:
     """Prove CUDA rungs on the device and write the records; raise where one fails."""
+    from gemmule.backends.cuda import driver
     from gemmule_lab.progress import bar
     from proofs import device, status
-    from proofs.proofs import named_rungs
+    from proofs.proofs import PROOF_ARCH, named_rungs
 
+    arch = driver.device_info(ordinal).arch
+    if arch != PROOF_ARCH:  # keys are digests of that code
+        raise ValueError(
+            f"proofs are of code for {PROOF_ARCH}, and cuda:{ordinal} runs {arch}. What another "
+            "chip shows is packed by gemmule verify --device cuda --share."
+        )
     chosen, only = named_rungs([rung] if rung else ()), None
     if stale:
         only = status.take(root, chosen, workers=workers or 8).to_prove()
