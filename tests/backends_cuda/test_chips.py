@@ -283,6 +283,18 @@ def test_what_is_wrong_on_a_device_is_never_chosen_there(
 
 
 @needs_emulator
+def test_what_was_wrong_is_asked_again_when_the_driver_is_another(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Spark, "wrong", ("streamed_rows",))
+    assert planned().rung.name != "streamed_rows"
+    monkeypatch.setattr(Spark, "wrong", ())
+    monkeypatch.setattr(driver, "version", lambda: 13_010)
+    forget_plans()
+    assert planned().rung.name == "streamed_rows"
+
+
+@needs_emulator
 def test_nothing_waits_while_a_graph_is_captured(
     spark: Spark, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -348,8 +360,8 @@ def test_doctor_tells_what_a_chip_is_served(tmp_path: Path, setting: Callable[..
     assert "kernels are compiled for it; it takes the rungs of sm_120a" in told
     assert "proved on NVIDIA H" in told
     assert "checked here at first use: streamed_rows, " in told
-    checked = first_use.Checked("matvec", "streamed_rows", "float32,float32,float32", "0", "", "d")
-    first_use.keep(spark, checked)
+    name = ("matvec", "streamed_rows", "float32,float32,float32")
+    first_use.keep(spark, first_use.Checked(*name, "0", "5", "", "2026-11-27"))
     assert "streamed_rows (checked here), " in shown(spark)
     assert "note GPU: made up compute_121: kernels are compiled as PTX" in shown(
         machine_of("compute_121")
@@ -374,11 +386,12 @@ def test_what_a_device_gave_is_kept_by_device_and_code(
     setting(GEMMULE_CACHE=tmp_path)
     first_use.forget()
     machine, name = machine_of("sm_89"), ("matvec", "streamed_rows", "float32,float32,float32")
-    right = first_use.Checked(*name, "c0de", "", "2026-11-27")
+    right = first_use.Checked(*name, "c0de", "50", "", "2026-11-27")
     assert first_use.keep(machine, right)
-    assert not first_use.failed(machine, name)
+    assert not first_use.failed(machine, name, lambda: "50")
     assert first_use.keep(machine, replace(right, code="0ther", wrong="[0] is 1, must be 2"))
     first_use.forget()
-    assert first_use.failed(machine, name)
+    assert first_use.failed(machine, name, lambda: "50")
+    assert not first_use.failed(machine, name, lambda: "other sources, or another driver")
     assert first_use.known(machine)[name, "c0de"] == right
     assert not first_use.known(replace(machine, name="another"))

@@ -29,6 +29,7 @@ from gemmule_lab.verify.workers import Tally
 from lab_rows import machine, result_row
 
 GPU = "NVIDIA GeForce RTX 4090"
+VARIANT = "float32,float32,float32"
 PROBLEM = make_problem("matvec", 64, 64, 1, ("float32",) * 3)
 
 
@@ -53,8 +54,8 @@ def sample(**changed: Any) -> shared.Shared:
     place = Path.home() / "lib/gemmule/rungs/a.cu"
     wrong = f"NVRTC could not compile {place} for sm_89: a.cu(3): error"
     checks = (
-        first_use.Checked("matvec", "streamed_rows", "float32,float32,float32", "c0de", "", "d"),
-        first_use.Checked("matmul", "naive", "float32,float32,float32", "", wrong, "d"),
+        first_use.Checked("matvec", "streamed_rows", VARIANT, "c0de", "50", "", "d"),
+        first_use.Checked("matmul", "naive", VARIANT, "", "50", wrong, "d"),
     )
     model = {"schema": 1, "device": GPU, "numbers": {"matvec/naive": {"launch_s": 2e-6}}}
     return replace(shared.Shared(judged, checks, measured_on(), model), **changed)

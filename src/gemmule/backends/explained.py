@@ -36,7 +36,8 @@ def explained(op: str, choice: Choice, run: Run) -> list[str]:
         f"parameters {params}",
         f"reason     {choice.reason}",
     ]
-    proof = first_use.in_words(choice)
+    code = run.module.digest() if isinstance(run, Launcher | PackedLauncher) else None
+    proof = first_use.in_words(choice, code)
     lines += [f"proof      {proof}"] if proof else []
     if choice.expected_s:  # nothing is expected of a product without elements
         lines.append(f"expected   {_expected(problem, choice.expected_s, choice.machine)}")

@@ -7,6 +7,7 @@ A line a check: which variant of a rung, the digest of its code, and whether its
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +24,17 @@ Name = tuple[str, str, str]  # folder, rung, variant
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One check. code: SHA-256 of the cubin, in hex; wrong: what was wrong, empty where nothing."""
+    """One check. code: SHA-256 of the cubin, in hex; wrong: what was wrong, empty where nothing.
+
+    made_of: a digest of the rung's sources, the compiler and the driver; what failed counts while
+    they are the same.
+    """
 
     folder: str
     rung: str
     variant: str
     code: str
+    made_of: str
     wrong: str
     date: str
 
@@ -76,20 +82,23 @@ def provers(rung: Rung, problem: Problem) -> str:
     return ", ".join(dict.fromkeys(evidence.proved_on(rung, problem).values())) or "no device"
 
 
-def in_words(choice: Choice) -> str:
+def in_words(choice: Choice, code: str | None = None) -> str:
     """Return who proved a choice's kernels and what they gave on its device.
 
-    Empty where a device of its architecture proved them.
+    Empty where a device of its architecture proved them. code: the digest of the kernels' code,
+    where it is known; else any of theirs counts.
     """
     rung, problem, machine = choice.rung, choice.problem, choice.machine
     if evidence.covers(rung, problem, machine.arch):
         return ""
     mine = (rung.folder, rung.name, evidence.variant_of(problem))
-    dates = [one.date for one in known(machine).values() if one.name == mine and not one.wrong]
+    checks = (one for one in known(machine).values() if one.name == mine and not one.wrong)
+    dates = [one.date for one in checks if code in (None, one.code)]
     here = f"checked on this device, {max(dates)}" if dates else "not checked on this device"
     return f"proved on {provers(rung, problem)}; {here}"
 
 
-def failed(machine: Machine, name: Name) -> bool:
-    """Tell whether kernels of a variant were wrong on a device."""
-    return any(one.wrong for one in known(machine).values() if one.name == name)
+def failed(machine: Machine, name: Name, made_of: Callable[[], str]) -> bool:
+    """Tell whether kernels of a variant, made of what they are now, were wrong on a device."""
+    wrong = [one for one in known(machine).values() if one.name == name and one.wrong]
+    return any(one.made_of == made_of() for one in wrong)

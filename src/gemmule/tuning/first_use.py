@@ -10,7 +10,6 @@ chosen there again, and those that were right are not checked again until their 
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import logging
 import time
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from gemmule import backends
 from gemmule.arrays import interop
-from gemmule.backends.cuda import driver, streams
+from gemmule.backends.cuda import streams
 from gemmule.backends.cuda.grouped import prepare as prepare_grouped
-from gemmule.backends.cuda.starter import kernels
+from gemmule.backends.cuda.starter import kernels, made_of
 from gemmule.core.canonical import Options
 from gemmule.core.choice import Choice
 from gemmule.core.grouped import grouped as grouped_call
@@ -62,12 +61,9 @@ class _Kernels:
             (s.kernel, s.defines) for s in theirs
         }
 
-    def code(self, ordinal: int) -> str:
-        """Compile them; return the digest of their code, and of what makes code of it."""
-        module = kernels(self.rung, self.steps, self.choice.machine.arch)
-        if not module.is_ptx:
-            return module.digest()
-        return hashlib.sha256(f"{module.digest()} {driver.version()}".encode()).hexdigest()
+    def code(self) -> str:
+        """Compile them; return the digest of their code."""
+        return kernels(self.rung, self.steps, self.choice.machine.arch).digest()
 
 
 def passes(choice: Choice, device: str) -> bool:
@@ -81,13 +77,13 @@ def passes(choice: Choice, device: str) -> bool:
         return True
     ordinal = int(device.partition(":")[2] or 0)
     try:
-        code = mine.code(ordinal)
+        code = mine.code()
     except CompileError as error:
         if not error.log:  # nothing compiles here
             raise
         return _kept(mine, "", str(error))
     found = first_use.known(choice.machine).get((mine.name, code))
-    if found is not None:
+    if found is not None and found.made_of == made_of(mine.rung):
         return not found.wrong
     if streams.is_capturing(ordinal):
         return _untold(mine, "a graph was being captured")
@@ -206,7 +202,8 @@ def _kept(mine: _Kernels, code: str, wrong: str) -> bool:
     """Keep the result of a check; return whether the kernels may run."""
     wrong = " ".join(wrong.split())[:400]
     date = dt.datetime.now(dt.UTC).date().isoformat()
-    first_use.keep(mine.choice.machine, first_use.Checked(*mine.name, code, wrong, date))
+    found = first_use.Checked(*mine.name, code, made_of(mine.rung), wrong, date)
+    first_use.keep(mine.choice.machine, found)
     if wrong:
         log.warning(
             "%s is proved on %s but fails on %s, where it is not used: %s",

@@ -187,7 +187,7 @@ def _is_sound(one: Judged) -> bool:
 
 def _is_bare(one: Checked) -> bool:
     """Tell whether a check's words are short, and name no folder."""
-    names = (one.folder, one.rung, one.variant, one.code, one.date)
+    names = (one.folder, one.rung, one.variant, one.code, one.made_of, one.date)
     printable = all(_WORD.fullmatch(text) is not None for text in names)
     return printable and len(one.wrong) <= 400 and _FOLDERS.search(one.wrong) is None
 

@@ -21,6 +21,7 @@ from gemmule.backends.cuda.starter import (
     cuda_rung,
     kernels,
     loaded,
+    made_of,
     starter,
 )
 from gemmule.core.choice import Choice
@@ -57,7 +58,9 @@ class CudaBackend:
         if not evidence.is_proved(rung, problem, machine.arch, scales=scales):
             return False
         name = (rung.folder, rung.name, evidence.variant_of(problem))
-        return evidence.covers(rung, problem, machine.arch) or not first_use.failed(machine, name)
+        parts = functools.partial(made_of, rung)
+        covers = evidence.covers(rung, problem, machine.arch)
+        return covers or not first_use.failed(machine, name, parts)
 
     def adapts(self) -> bool:
         """Device operands are never copied to another dtype or layout."""
