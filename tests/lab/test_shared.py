@@ -21,10 +21,9 @@ from gemmule.oracle.problems import make_problem
 from gemmule.storage import evidence, first_use, measured
 from gemmule_lab import served, sharing
 from gemmule_lab.cli import run
-from gemmule_lab.records import shared
 from gemmule_lab.records.results import Results
 from gemmule_lab.records.rows import Environment
-from gemmule_lab.records.shared import BENCH, CHECKS, JUDGED, MODEL
+from gemmule_lab.sharing import BENCH, CHECKS, JUDGED, MODEL, Judged, Shared
 from gemmule_lab.verify.workers import Tally
 from lab_rows import machine, result_row
 
@@ -49,8 +48,12 @@ def measured_on(device: str = GPU, **changed: Any) -> Results:
     return Results({here.id: here}, (row,))
 
 
-def sample(**changed: Any) -> shared.Shared:
-    judged = shared.Judged(GPU, "sm_89", "0.5.0", "2026-11-27", 7, 20_000, 0, 0, 12, 0.4)
+def read(archive: Path) -> Shared:
+    return take_shared.read(archive)[0]
+
+
+def sample(**changed: Any) -> Shared:
+    judged = Judged(GPU, "sm_89", "0.5.0", "2026-11-27", 7, 20_000, 0, 0, 12, 0.4)
     place = Path.home() / "lib/gemmule/rungs/a.cu"
     wrong = f"NVRTC could not compile {place} for sm_89: a.cu(3): error"
     checks = (
@@ -58,32 +61,32 @@ def sample(**changed: Any) -> shared.Shared:
         first_use.Checked("matmul", "naive", VARIANT, "", "50", wrong, "d"),
     )
     model = {"schema": 1, "device": GPU, "numbers": {"matvec/naive": {"launch_s": 2e-6}}}
-    return replace(shared.Shared(judged, checks, measured_on(), model), **changed)
+    return replace(Shared(judged, checks, measured_on(), model), **changed)
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    shared.pack(tmp_path / "out.zip", sample())
+    sharing.pack(tmp_path / "out.zip", sample())
     return tmp_path / "out.zip"
 
 
 def test_an_archive_is_read_as_it_was_packed(archive: Path) -> None:
-    found, given = shared.read(archive), sample()
+    found, given = read(archive), sample()
     assert (found.judged, found.model) == (given.judged, given.model)
     assert found.checks[0] == given.checks[0]
     assert found.checks[1].wrong == "NVRTC could not compile a.cu for sm_89: a.cu(3): error"
     (row,) = found.bench.rows
     assert row.environment in found.bench.environments
     assert replace(row, environment="") == replace(given.bench.rows[0], environment="")
-    assert "20,000 random products, 0 wrong" in shared.in_words(found)
-    assert "2 kernels checked, 1 wrong; 1 rows; with a time model" in shared.in_words(found)
+    assert "20,000 random products, 0 wrong" in sharing.in_words(found)
+    assert "2 kernels checked, 1 wrong; 1 rows; with a time model" in sharing.in_words(found)
     with pytest.raises(FileExistsError):
-        shared.pack(archive, sample())
+        sharing.pack(archive, sample())
 
 
 def test_it_names_neither_host_nor_user_nor_folder(archive: Path) -> None:
     with zipfile.ZipFile(archive) as held:
-        assert {one.date_time for one in held.infolist()} == {shared.WRITTEN}
+        assert {one.date_time for one in held.infolist()} == {sharing.WRITTEN}
         for name in held.namelist():
             text = held.read(name).decode()
             for secret in (socket.gethostname(), str(Path.home()), "6.8.0", "governor", "0" * 40):
@@ -114,6 +117,10 @@ DAMAGE: dict[str, tuple[Callable[[Files], Files], str]] = {
     "no chip": (lambda f: {**f, JUDGED: _line(f[JUDGED], arch="sm_89; rm")}, "none of ours"),
     "another GPU": (lambda f: {**f, JUDGED: _line(f[JUDGED], device="B300")}, "is of one GPU"),
     "a folder": (lambda f: {**f, CHECKS: _line(f[CHECKS], wrong="/home/me/a.cu")}, "none of ours"),
+    "markup": (
+        lambda f: {**f, BENCH: f[BENCH].replace(b"streamed_rows", b"<script>")},
+        "more than numbers and plain words",
+    ),
     "torn": (lambda f: {**f, BENCH: f[BENCH][:-9]}, "no rows, or ends within one"),
     "no JSON": (lambda f: {**f, MODEL: b"{"}, "is no JSON"),
     "code": (lambda f: {**f, MODEL: b'{"device": "`x`"}'}, "more than numbers and short names"),
@@ -130,7 +137,7 @@ def test_what_was_not_packed_here_is_refused(archive: Path, damage: str) -> None
         for name, content in change(_files(archive)).items():
             held.writestr(name, content)
     with pytest.raises(ValueError, match=words):
-        shared.read(spoiled)
+        read(spoiled)
     with pytest.raises(ValueError, match=words):
         take_shared.take(spoiled, archive.parent / "evidence")
     assert not (archive.parent / "evidence").exists()
@@ -138,25 +145,25 @@ def test_what_was_not_packed_here_is_refused(archive: Path, damage: str) -> None
 
 def test_names_of_a_system_are_refused(archive: Path) -> None:
     held = measured_on(commit=None, system="Linux", cpu="me@my-host:~$ `x`")
-    with pytest.raises(ValueError, match="says more than a shared one may"):
-        shared.pack(archive.with_name("named.zip"), sample(bench=held))
-    assert not archive.with_name("named.zip").exists()
+    sharing.pack(archive.with_name("named.zip"), sample(bench=held))
+    with pytest.raises(ValueError, match="holds more than numbers and plain words"):
+        read(archive.with_name("named.zip"))
 
 
 def test_what_is_no_archive_or_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     path.write_bytes(b"PK\x03\x04" + bytes(99))
     with pytest.raises(ValueError, match="is no archive of gemmule verify --share"):
-        shared.read(path)
+        read(path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as held:
         for name in (JUDGED, CHECKS, BENCH):
             held.writestr(name, bytes(64 << 20))
-    assert path.stat().st_size < shared.MOST_ARCHIVE_BYTES
+    assert path.stat().st_size < take_shared.MOST_ARCHIVE_BYTES
     with pytest.raises(ValueError, match="has more than"):
-        shared.read(path)
-    path.write_bytes(bytes(shared.MOST_ARCHIVE_BYTES + 1))
+        read(path)
+    path.write_bytes(bytes(take_shared.MOST_ARCHIVE_BYTES + 1))
     with pytest.raises(ValueError, match="has more than 4,194,304 bytes"):
-        shared.read(path)
+        read(path)
 
 
 def test_the_tool_adds_an_archive_once_and_proves_nothing_by_it(archive: Path) -> None:
@@ -168,8 +175,8 @@ def test_the_tool_adds_an_archive_once_and_proves_nothing_by_it(archive: Path) -
     with zipfile.ZipFile(again, "w") as held:
         for one in place.iterdir():
             held.write(one, one.name)
-    assert shared.read(again).judged == shared.read(archive).judged
-    assert shared.read(again).bench == shared.read(archive).bench
+    assert read(again).judged == read(archive).judged
+    assert read(again).bench == read(archive).bench
     with pytest.raises(FileExistsError):
         take_shared.take(archive, root)
     assert list(evidence.read(root)) == []
@@ -200,7 +207,8 @@ def test_a_device_shares_what_it_has(
         given.append(device)
         return measured_on(here.name)
 
-    found = sharing.share(tmp_path / "mine.zip", device, tally, 3, bench)
+    sharing.share(tmp_path / "mine.zip", device, tally, 3, bench)
+    found = read(tmp_path / "mine.zip")
     assert (asked, given) == ([device], [device])
     assert (found.judged.device, found.judged.cases, found.judged.seed) == (here.name, 100, 3)
     assert found.model == {"schema": measured.SCHEMA, "device": here.name, "numbers": {}}

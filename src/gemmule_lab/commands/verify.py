@@ -87,9 +87,8 @@ def verify(
     _report(tally, choice, seed, time.monotonic() - start)
     if share is not None:  # also where something was wrong
         from gemmule_lab import sharing
-        from gemmule_lab.records.shared import in_words
 
-        click.echo(in_words(sharing.share(share, device, tally, seed)))
+        click.echo(sharing.in_words(sharing.share(share, device, tally, seed)))
         click.echo(f"wrote {share}; evidence/README.md of the repository says where it goes")
     told = {name: getattr(tally, name) for name in TOLD}
     if not tally.ok:
