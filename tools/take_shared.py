@@ -72,10 +72,10 @@ def read(path: Path) -> tuple[Shared, dict[str, bytes]]:
         bench = results.read(place / BENCH)
     model = _model(contents[MODEL]) if MODEL in contents else None
     _check_whole(path, contents, (judged, checks))
-    if not all(_is_tree(json.loads(line), depth=8) for line in contents[BENCH].splitlines()):
-        raise ValueError(f"{BENCH} in {path} holds more than numbers and plain words.")
     found = Shared(judged[0], checks, bench, model)
     _check_device(path, found)
+    if not all(_is_tree(json.loads(line), depth=8) for line in contents[BENCH].splitlines()):
+        raise ValueError(f"{BENCH} in {path} holds more than numbers and plain words.")
     return found, contents
 
 

@@ -32,8 +32,9 @@ from gemmule.core.choice import Choice
 from gemmule.core.grouped import grouped
 from gemmule.core.operand import Form, Operand, deciding
 from gemmule.core.rung import CpuRung
-from gemmule.plan import Plan, chosen, resolve
+from gemmule.plan import Plan, resolve
 from gemmule.quant.stack import QuantizedStack
+from gemmule.tuning.choosing import chosen
 
 NOWHERE = Form.packed((0,), "int32")
 

@@ -24,17 +24,16 @@ from gemmule.arrays.interop import (
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import convert
 from gemmule.backends.explained import explained
-from gemmule.choose import choose
 from gemmule.core.caches import remembered
 from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Factor, Form, Operand, deciding, multiplied
 from gemmule.core.problem import FLOATS, ITEMSIZE, Problem, numpy_dtype
-from gemmule.core.rung import Machine, Rung
+from gemmule.core.rung import Rung
 from gemmule.dispatch.bind import bind
 from gemmule.dispatch.host import FastPath
 from gemmule.errors import INSTALL
-from gemmule.storage import evidence
+from gemmule.tuning.choosing import chosen
 
 if TYPE_CHECKING:
     import jax
@@ -280,23 +279,6 @@ def resolve(
     run = backend.prepare(choice)
     fast_path = bind(run, call, left, right, device)
     return Plan(op, choice, options, (left, right), device, run, fast_path)
-
-
-def chosen(call: Call, machine: Machine, device: str, options: Options) -> Choice:
-    """Choose for a call; what is proved on other architectures alone is checked on the device.
-
-    Where the check fails the next best is chosen. What the caller names is not checked.
-    """
-    while True:
-        choice = choose(call, machine, options.rung, options.params, scaled=options.scaled)
-        if options.rung is not None or machine.backend == "cpu":
-            return choice
-        if evidence.covers(choice.rung, choice.problem, machine.arch):
-            return choice
-        from gemmule.tuning import first_use  # late: it loads the oracle
-
-        if first_use.passes(choice, device):
-            return choice
 
 
 def _widened(

@@ -21,7 +21,7 @@ from gemmule.storage.evidence import variant_of
 from gemmule.storage.tuned import SHIPPED, problem_of
 from proofs import proofs
 
-ARCHS = ("sm_80", "sm_90a", "sm_120a")  # before clusters, with them and wgmma, with them alone
+ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120a")  # before mma.sync, with it, with wgmma, clusters alone
 LAYOUTS = ("row", "col", "strided")
 MATVEC_SHAPES = (
     (64, 64),

@@ -142,12 +142,15 @@ def is_proved(
 ) -> bool:
     """Tell whether a real GPU proved the variant of the rung that computes `problem`.
 
-    bias: and the one that adds a bias to it; scales: the one that scales, alone. A record of one
-    architecture stands for the algorithm on all that the rung runs on; where a device's own has
-    none, `gemmule.tuning.first_use` checks it there. A library's rung is for all of them.
+    bias: and the one that adds a bias to it, on this architecture; scales: the one that scales,
+    alone. A record of one architecture stands for the algorithm on all that the rung runs on; where
+    a device's own has none, `gemmule.tuning.first_use` checks the plain product there. A library's
+    rung is for all of them.
     """
     name = (rung.folder, rung.name, variant_of(problem) + SCALED * scales)
     if isinstance(rung, CudaRung) and not rung.runs_on(arch):
+        return False
+    if bias and arch not in proved_on(rung, problem, WITH_BIAS):
         return False
     wanted = {name, (*name[:2], name[2] + WITH_BIAS)} if bias else {name}
     return isinstance(rung, CudaRung | LibraryRung) and wanted <= proved_variants()

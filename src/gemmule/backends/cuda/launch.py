@@ -168,7 +168,5 @@ class Launcher:
         alone = self.is_one_call and len(self.steps) == 1 and not self.workspace
         if not rung.adds or not alone or self.steps[0].pdl or problem.outputs == 0:
             return None
-        if arch not in evidence.proved_on(rung, problem, evidence.WITH_BIAS):
-            return None  # what is proved elsewhere is checked here without a bias
         proved = evidence.is_proved(rung, problem, arch, bias=True)
         return Launcher(choice, adds=True) if proved else None
