@@ -21,7 +21,8 @@ from gemmule.storage.evidence import variant_of
 from gemmule.storage.tuned import SHIPPED, problem_of
 from proofs import proofs
 
-ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120a")  # before mma.sync, with it, with wgmma, clusters alone
+# Before asynchronous copies, with them, with wgmma and clusters, with clusters alone.
+ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120a")
 LAYOUTS = ("row", "col", "strided")
 MATVEC_SHAPES = (
     (64, 64),
