@@ -28,8 +28,8 @@ from gemmule.plan import resolve
 from gemmule.quant.cuda import fragment_order, on_device
 
 REMEMBERED = (
-    driver.bindings, driver.device_info, driver._primary_context, driver._primary_handle,
-    driver.load, cuda_launch._machine, resolve,
+    driver.bindings, driver.device_info, driver.version, driver._primary_context,
+    driver._primary_handle, driver.load, cuda_launch._machine, resolve,
 )  # fmt: skip
 
 _PAIRS = [

@@ -63,6 +63,7 @@ class FakeDriver:
         self.devices, self.free_bytes = devices, free_bytes
         self.attributes = dict(ATTRIBUTES)
         self.faults: dict[str, str] = {}
+        self.capturing = False
         # (context, grid, block, shared bytes, stream)
         self.launches: list[tuple[Any, ...]] = []
         self.libraries: list[bytes] = []
@@ -120,6 +121,12 @@ class FakeDriver:
 
     def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
         return self._answer("cuStreamSynchronize")
+
+    def cuStreamIsCapturing(self, stream: int) -> tuple[Any, ...]:
+        return self._answer("cuStreamIsCapturing", int(self.capturing))
+
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+        return self._answer("cuDriverGetVersion", 13_000)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
         return self._answer("cuMemGetInfo", self.free_bytes, 80 << 30)
@@ -192,6 +199,7 @@ CACHED = (
     driver.bindings,
     driver._remember_process,
     driver.device_info,
+    driver.version,
     driver._primary_context,
     driver._primary_handle,
     driver.load,

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmule.backends.cuda import nvrtc
-from gemmule.core.rung import CUDA_ARCHS, CudaRung, Signature
+from gemmule.core.architectures import LISTED
+from gemmule.core.rung import CudaRung, Signature
 from gemmule.storage import lines
 from proofs import proofs
 
@@ -56,7 +57,7 @@ def heaviest(rung: CudaRung, arch: str) -> proofs.Variant:
     rising order. The whole matrix: python -m proofs --check --anew.
     """
     of_rung = _signatures(rung)
-    turn = len(rung.name) + CUDA_ARCHS.index(arch)
+    turn = len(rung.name) + LISTED.index(arch) - 1
     variant = _variant(rung, of_rung[turn % len(of_rung)])
     heavy = variant.kernels[-2:]
     return replace(variant, kernels=(heavy[turn // len(of_rung) % len(heavy)],))

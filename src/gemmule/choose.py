@@ -263,10 +263,10 @@ def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Ch
         raise ValueError(
             f"no {machine.backend} rung is called {name!r}; {meant}: {', '.join(known)}."
         )
-    reasons = [f"{r.folder}/{name}: {r.refusal(call.problem)}" for r in named]
+    reasons = [f"{r.folder}/{name}: {_refusal(r, call.problem, machine)}" for r in named]
     for problem, copies, _ in _variants(call.problem, machine):
         for rung in named:
-            if rung.refusal(problem) is None:
+            if _refusal(rung, problem, machine) is None:
                 suggestion = rung.suggest(problem, machine)
                 if params is None and suggestion is not None:
                     chosen = rung.check_params(problem, suggestion.params)
@@ -276,6 +276,13 @@ def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Ch
                 why = "named by the caller"
                 return Choice(call, problem, rung, chosen, machine, why, expected, copies)
     raise ValueError(f"rung {name} cannot compute {call.problem.describe()}. {'; '.join(reasons)}.")
+
+
+def _refusal(rung: Rung, problem: Problem, machine: Machine) -> str | None:
+    """Return why a rung does not compute a problem on a machine, or None when it does."""
+    if isinstance(rung, CudaRung) and not rung.runs_on(machine.arch):
+        return f"its kernels are for {', '.join(rung.archs)}, and {machine.name} is {machine.arch}"
+    return rung.refusal(problem)
 
 
 def _simplest(

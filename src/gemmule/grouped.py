@@ -26,7 +26,6 @@ from gemmule.backends.base import GroupedRun
 from gemmule.backends.cuda import grouped as cuda_grouped
 from gemmule.backends.cuda.grouped import GroupedLauncher
 from gemmule.backends.explained import explained
-from gemmule.choose import choose
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import DEFAULT, Options
 from gemmule.core.choice import Choice
@@ -35,6 +34,7 @@ from gemmule.core.operand import Form, Operand, deciding
 from gemmule.core.rung import CpuRung
 from gemmule.plan import Plan, resolve
 from gemmule.quant.stack import QuantizedStack
+from gemmule.tuning.choosing import chosen
 
 NOWHERE = Form.packed((0,), "int32")
 
@@ -214,7 +214,7 @@ def resolve_grouped(
     """Return the plan for operands of these forms on `device`; cached."""
     call = grouped(a, w, ends, out, options)
     backend = backends.get("cpu" if device == "cpu" else "cuda")
-    choice = choose(call, backend.machine(device), options.rung, options.params)
+    choice = chosen(call, backend.machine(device), device, options)
     run = _on_host(choice, options) if device == "cpu" else cuda_grouped.prepare(choice)
     return GroupedPlan("grouped", choice, options, (a, w), device, _whole, None, ends, run)
 

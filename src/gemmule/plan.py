@@ -24,7 +24,6 @@ from gemmule.arrays.interop import (
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import convert
 from gemmule.backends.explained import explained
-from gemmule.choose import choose
 from gemmule.core.caches import remembered
 from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
@@ -34,6 +33,7 @@ from gemmule.core.rung import Rung
 from gemmule.dispatch.bind import bind
 from gemmule.dispatch.host import FastPath
 from gemmule.errors import INSTALL
+from gemmule.tuning.choosing import chosen
 
 if TYPE_CHECKING:
     import jax
@@ -265,8 +265,7 @@ def resolve(
     call = canonical(op, left, right, out, options)
     backend = backends.get("cpu" if device == "cpu" else "cuda")
     try:
-        machine, named = backend.machine(device), (options.rung, options.params)
-        choice = choose(call, machine, *named, scaled=options.scaled)
+        choice = chosen(call, backend.machine(device), device, options)
     except (TypeError, ValueError):
         plan = None if backend.adapts() else _widened(call, left, right, out, device, options)
         if plan is None:

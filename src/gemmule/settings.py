@@ -4,6 +4,9 @@
 ``GEMMULE_CACHE``          folder for compiled kernels and tuning results; default
                            ``$XDG_CACHE_HOME/gemmule``, else ``~/.cache/gemmule``
 ``GEMMULE_DEVICE``         device of operands that name none, ``cpu`` or ``cuda[:index]``
+``GEMMULE_ARCH``           an older architecture, such as ``sm_80``, that GPUs are to stand in for:
+                           kernels are compiled, chosen and refused as there; read when a
+                           GPU is first used
 ``GEMMULE_DEVICE_BUDGET``  most bytes that one product of host operands takes on a GPU,
                            such as ``20GB`` or ``512MiB``; default: nine tenths of what is
                            free there
@@ -76,6 +79,16 @@ def default_device() -> str | None:
         return None
     if not re.fullmatch(r"cpu|cuda(:\d+)?", given):
         raise ValueError(f"GEMMULE_DEVICE is {given!r}; it must be cpu, cuda or cuda:<index>.")
+    return given
+
+
+def stand_in() -> str | None:
+    """Return ``GEMMULE_ARCH``, or None when it is unset; ValueError where it is no such name."""
+    given = os.environ.get("GEMMULE_ARCH")
+    if not given:
+        return None
+    if not re.fullmatch(r"sm_\d{2,3}", given):
+        raise ValueError(f"GEMMULE_ARCH is {given!r}; it must name an architecture, such as sm_80.")
     return given
 
 
@@ -158,6 +171,7 @@ def without_tuning() -> Iterator[None]:
 VARIABLES = {
     "GEMMULE_CACHE": cache_folder,
     "GEMMULE_DEVICE": default_device,
+    "GEMMULE_ARCH": stand_in,
     "GEMMULE_DEVICE_BUDGET": device_budget,
     "GEMMULE_TUNE": tuning_enabled,
     "GEMMULE_POOL": borrows_threads,

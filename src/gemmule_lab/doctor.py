@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gemmule import settings
 from gemmule.errors import INSTALL
 from gemmule_lab.records.environment import version_of
+
+if TYPE_CHECKING:
+    from gemmule.core.rung import Machine
+    from gemmule_lab.served import Served
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 CPU_FEATURES = (
@@ -227,6 +232,50 @@ def _gpu_names(library: ctypes.CDLL, count: ctypes.c_int) -> str:
     return ", ".join(names)
 
 
+def _architectures() -> Iterator[Finding]:
+    """Tell of each GPU what it is compiled for and what it is served, where the driver starts."""
+    from gemmule import backends
+    from gemmule.backends.cuda import driver
+    from gemmule.errors import DeviceError
+
+    try:
+        count = driver.device_count()
+    except DeviceError:  # which other findings tell
+        return
+    for ordinal in range(count):
+        try:
+            yield from service(backends.get("cuda").machine(f"cuda:{ordinal}"))
+        except DeviceError as error:
+            yield Finding("GPU", NOTE, str(error), "use another device, or the CPU")
+
+
+def service(machine: Machine) -> Iterator[Finding]:
+    """Tell what a GPU, here or made up, is compiled for, and who proved what it is served."""
+    from gemmule_lab import served
+
+    words, advice = served.compiled_for(machine)
+    yield Finding("GPU", _noted(advice), words, advice)
+    found = list(served.served(machine))
+    told = {
+        served.HERE: ", ".join(dict.fromkeys(_rung(o) for o in found if o.how == served.HERE)),
+        served.ELSEWHERE: served.who_proved(found),
+        served.LIBRARY: ", ".join(o.product for o in found if o.how == served.LIBRARY),
+    }
+    for how, words in told.items():
+        count = sum(one.how == how for one in found)
+        text = words if how == served.ELSEWHERE else f"{how}: {words}"
+        if count:
+            yield Finding("GPU products", OK, f"{count} of {len(found)} usual ones {text}")
+    missing = [one for one in found if one.how == served.NOT]
+    if missing:
+        names = ", ".join(one.product for one in missing)
+        yield Finding("GPU products", NOTE, f"not served: {names}", missing[0].reason)
+
+
+def _rung(one: Served) -> str:
+    return "" if one.choice is None else one.choice.rung.name
+
+
 def _wheels() -> Iterator[Finding]:
     versions = {name: version_of(name) for name in CUDA_WHEELS}
     missing = [name for name in ("cuda-core", "cuda-bindings") if versions[name] is None]
@@ -287,6 +336,7 @@ CHECKS = (
     _driver,
     _wheels,
     _nvrtc,
+    _architectures,
     cublas_library,
     _optional,
 )

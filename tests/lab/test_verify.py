@@ -331,7 +331,7 @@ def test_a_device_result_written_beside_its_place_is_seen(fault: Callable[..., A
 
     with emulated():
         assert run(trial).status == "ok"
-        fault(on_device.DevicePlace, "fetch", damaged)
+        fault(on_device.DeviceMemory, "fetch", damaged)
         assert run(trial).status == "wrong"
 
 

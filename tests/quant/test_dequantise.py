@@ -17,11 +17,11 @@ from fake_cublas import FakeCublas, installed
 from gemmule.backends.cuda import nvrtc
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.choose import eligible
+from gemmule.core.architectures import LISTED
 from gemmule.core.canonical import canonical
 from gemmule.core.operand import Form
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import device_rungs
-from gemmule.core.rung import CUDA_ARCHS
 from gemmule.options import options_of
 from gemmule.quant.cuda import by_library, dequantise
 from proofs import device as verify_device
@@ -116,7 +116,7 @@ def test_a_piece_is_bounded_and_whole_tiles() -> None:
         assert sum(dense.m for _, _, dense, _ in pieces) == m
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
+@pytest.mark.parametrize("arch", LISTED)
 def test_kernels_compile_for_every_architecture(arch: str) -> None:
     pytest.importorskip("cuda.core", reason="cuda-core is not installed")
     piece = dequantise.Piece(0, 64, 0, 60, 64)

@@ -16,7 +16,6 @@ import gemmule as gm
 from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
 from emulated_driver import EmulatedDriver, emulated
-from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda import launch_args
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.launch import Launcher
@@ -123,7 +122,7 @@ def prove(monkeypatch: pytest.MonkeyPatch, proved: bool) -> None:
     """Let there be a proof of kernels that add a bias, or none; others keep theirs."""
     real = evidence.is_proved
     monkeypatch.setattr(
-        cuda_launch,
+        evidence,
         "is_proved",
         lambda *given, bias=False, **more: proved if bias else real(*given, **more),
     )

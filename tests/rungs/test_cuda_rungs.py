@@ -24,9 +24,10 @@ from cuemu.toolchain import missing_tools
 from fences import fenced
 from forks import start_fork, status_of
 from gemmule.backends.cuda import nvrtc
+from gemmule.core.architectures import LISTED
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.registry import cuda_rungs
-from gemmule.core.rung import CUDA_ARCHS, CudaRung, Rung
+from gemmule.core.rung import CudaRung, Rung
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
@@ -275,7 +276,7 @@ def test_the_chain_counts_whole_turns(n: int, adds: int) -> None:
     assert chain >= adds + 2 + 15
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
+@pytest.mark.parametrize("arch", LISTED)
 @pytest.mark.parametrize("rung", RUNGS)
 def test_compiles_without_spills(rung: CudaRung, arch: str) -> None:
     """Built where these inputs are not on record, and of each rung for one architecture anyway."""

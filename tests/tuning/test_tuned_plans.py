@@ -149,10 +149,9 @@ def test_device_memory_is_filled_and_fetched_as_the_host_laid_it_out() -> None:
     import ctypes
 
     from gemmule.oracle.inputs import make_inputs
-    from gemmule.tuning.operands import DevicePlace, of_inputs, put_all
+    from gemmule.tuning.operands import DeviceMemory, of_inputs, put_all
 
-    place = DevicePlace.__new__(DevicePlace)  # without its clock, which times on a device
-    place.ordinal = 0
+    place = DeviceMemory(0)
     for problem, view in (
         (PROBLEM, "sliced"),
         (REAL["col"], "padded"),

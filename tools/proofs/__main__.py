@@ -21,6 +21,7 @@ PROVE = "python -m proofs --evidence evidence --stale"
 @options.flag("--stale", "Only what changed since its proof.")
 @options.flag("--check", "No GPU needed: compare the kernels, as built here, with the evidence.")
 @options.flag("--anew", "With --check: build also what is on record as built.")
+@click.option("--archs", help="No GPU needed: build every kernel for these, such as 75,121 or all.")
 def proofs(
     rung: str | None,
     device: str,
@@ -29,6 +30,7 @@ def proofs(
     stale: bool,
     check: bool,
     anew: bool,
+    archs: str | None,
 ) -> None:
     """Prove every CUDA rung on a GPU at its edge sizes and parameters, and record it; or, with
     --check, tell which records are of older code, and which rungs that plans choose lack one.
@@ -36,12 +38,33 @@ def proofs(
     if anew and not check:
         raise ValueError("--anew says what --check builds; pass --check with it.")
     options.check_device(device)
+    if archs is not None:
+        _build(archs, rung, workers or 2)
+        return
     if check:
         _check(evidence, rung, anew)
         return
     if evidence is None or device == "cpu":
         raise ValueError("what a GPU proves is recorded: pass --evidence FOLDER, no --device cpu.")
     _prove(evidence, rung, options.ordinal_of(device), stale, workers)
+
+
+def _build(archs: str, rung: str | None, workers: int) -> None:
+    """Build every kernel for some architectures; raise where one does not compile, or spills."""
+    from proofs import everywhere
+    from proofs.proofs import kernel_rungs
+
+    chosen, faults = kernel_rungs([rung] if rung else ()), 0
+    for arch in everywhere.named(archs):
+        variants = kernels = 0
+        for one in everywhere.build(chosen, arch, workers):
+            variants, kernels = variants + 1, kernels + one.kernels
+            if one.fault:
+                faults += 1
+                click.echo(f"{arch} {one.name}: {one.fault}")
+        click.echo(f"{arch}: {variants} variants, {kernels:,} kernels")
+    if faults:
+        raise WrongResultError(f"{faults} variants do not compile as they should.")
 
 
 def _check(root: Path | None, rung: str | None, anew: bool) -> None:
@@ -60,10 +83,17 @@ def _check(root: Path | None, rung: str | None, anew: bool) -> None:
 
 def _prove(root: Path, rung: str | None, ordinal: int, stale: bool, workers: int | None) -> None:
     """Prove CUDA rungs on the device and write the records; raise where one fails."""
+    from gemmule.backends.cuda import driver
     from gemmule_lab.progress import bar
     from proofs import device, status
-    from proofs.proofs import named_rungs
+    from proofs.proofs import PROOF_ARCH, named_rungs
 
+    arch = driver.device_info(ordinal).arch
+    if arch != PROOF_ARCH:  # keys are digests of that code
+        raise ValueError(
+            f"proofs are of code for {PROOF_ARCH}, and cuda:{ordinal} runs {arch}. What another "
+            "chip shows is packed by gemmule verify --device cuda --share."
+        )
     chosen, only = named_rungs([rung] if rung else ()), None
     if stale:
         only = status.take(root, chosen, workers=workers or 8).to_prove()

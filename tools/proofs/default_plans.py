@@ -21,7 +21,8 @@ from gemmule.storage.evidence import variant_of
 from gemmule.storage.tuned import SHIPPED, problem_of
 from proofs import proofs
 
-ARCHS = ("sm_80", "sm_90a", "sm_120a")  # before clusters, with them and wgmma, with them alone
+# Before asynchronous copies, with them, with wgmma and clusters, with clusters alone.
+ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120a")
 LAYOUTS = ("row", "col", "strided")
 MATVEC_SHAPES = (
     (64, 64),
@@ -57,7 +58,7 @@ def _takers(problem: Problem) -> list[CudaRung]:
 
 
 def _best(takers: Sequence[CudaRung], problem: Problem, machine: Machine) -> Rung | None:
-    takers = [rung for rung in takers if machine.arch in rung.archs]
+    takers = [rung for rung in takers if rung.runs_on(machine.arch)]
     ranked = [
         (found.expected_s, rung) for rung in takers if (found := rung.suggest(problem, machine))
     ]

@@ -18,7 +18,7 @@ from gemmule.core.rung import (
     LibraryRung,
     Step,
 )
-from gemmule.storage import models
+from gemmule.storage import first_use, models
 
 TELLING_SHARE = 0.1  # of the read ceiling; below, arithmetic limits a product of matrices
 
@@ -35,6 +35,9 @@ def explained(op: str, choice: Choice, run: Run) -> list[str]:
         f"parameters {params}",
         f"reason     {choice.reason}",
     ]
+    code = run.module.digest() if isinstance(run, Launcher | PackedLauncher) else None
+    proof = first_use.in_words(choice, code)
+    lines += [f"proof      {proof}"] if proof else []
     if choice.expected_s:  # nothing is expected of a product without elements
         lines.append(f"expected   {_expected(problem, choice.expected_s, choice)}")
     lines += [f"runner-up  {choice.runner_up}"] if choice.runner_up else []
@@ -89,6 +92,8 @@ def _shared(steps: tuple[Step, ...], run: Run) -> str:
     if not isinstance(run, Launcher | PackedLauncher):
         return "shared memory 0 bytes"
     static = nvrtc.static_shared(run.module)
+    if run.module.is_ptx:
+        return f"shared memory {max(s.smem for s in steps):,} bytes and what the driver adds,"
     sizes = [(step.smem + static[step.kernel], step.smem) for step in steps]
     total, dynamic = max(sizes, default=(0, 0))
     return f"shared memory {total:,} bytes (static {total - dynamic:,}, dynamic {dynamic:,})"

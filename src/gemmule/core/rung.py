@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from gemmule.core import architectures
 from gemmule.core.canonical import Call
 from gemmule.core.device_model import DeviceModel
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
@@ -21,7 +22,6 @@ Signature = tuple[str, str, str]  # dtype names of A, of x or B, of the result
 RUNGS_FOLDER = Path(__file__).parents[1] / "rungs"
 HEADERS_FOLDER = RUNGS_FOLDER / "_cuda"
 BACKENDS = ("cpu", "cuda")
-CUDA_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +297,11 @@ class CudaRung(Rung):
     """A kernel for GPUs: ``steps(problem, params, machine)`` are its launches.
 
     `workspace` is in bytes. `presets` are named points of the search space. `spills`: it may keep
-    registers in memory. `archs`: those that it is compiled for. `packing`: what prepared operands
-    spare it. `sends`: compiled with PEERS it sends results to several GPUs (`_cuda/peers.cuh`).
-    `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`). `scaled`: the dtypes
-    of the operands and the results that it has compiled with SCALES (`_cuda/scales.cuh`).
+    registers in memory. `archs`: those of the listed that it is compiled for. `packing`: what
+    prepared operands spare it. `sends`: compiled with PEERS it sends results to several GPUs
+    (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
+    `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
+    (`_cuda/scales.cuh`).
     """
 
     backend: ClassVar[str] = "cuda"
@@ -311,7 +312,7 @@ class CudaRung(Rung):
     adds: bool = False
     scaled: tuple[Signature, ...] = ()
     presets: Mapping[str, Params] = field(default_factory=dict)
-    archs: tuple[str, ...] = CUDA_ARCHS
+    archs: tuple[str, ...] = architectures.LISTED
     spills: bool = False
     packing: Packing | None = None
 
@@ -319,6 +320,10 @@ class CudaRung(Rung):
     def source_path(self) -> Path:
         """The file that holds the kernel: the ``.cu`` beside the Python file."""
         return self.path.with_suffix(".cu")
+
+    def runs_on(self, arch: str) -> bool:
+        """Tell whether a device of an architecture, listed or not, has what the kernels need."""
+        return architectures.like(arch) in self.archs
 
     def refusal_scaled(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` with scales on this machine, or None."""

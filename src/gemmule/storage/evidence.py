@@ -112,7 +112,29 @@ def variant_of(problem: Problem) -> str:
 @functools.cache
 def proved_variants() -> frozenset[tuple[str, str, str]]:
     """Return (folder, rung, variant) of every record."""
-    return frozenset((r.folder, r.rung, r.variant) for r in read())
+    return frozenset(_provers())
+
+
+@functools.cache
+def _provers() -> dict[tuple[str, str, str], dict[str, str]]:
+    """Return the devices that proved each variant, by their architecture: one device of each."""
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for one in read():
+        found.setdefault((one.folder, one.rung, one.variant), {})[one.arch] = one.device
+    return found
+
+
+def proved_on(rung: Rung, problem: Problem, end: str = "") -> dict[str, str]:
+    """Return the devices that proved what computes a problem, by architecture; of each one.
+
+    end: of the variant's name, where kernels do more than the product.
+    """
+    return _provers().get((rung.folder, rung.name, variant_of(problem) + end), {})
+
+
+def covers(rung: Rung, problem: Problem, arch: str) -> bool:
+    """Tell whether a device of an architecture proved what computes a problem; always of BLAS."""
+    return not isinstance(rung, CudaRung) or arch in proved_on(rung, problem)
 
 
 def is_proved(
@@ -120,12 +142,15 @@ def is_proved(
 ) -> bool:
     """Tell whether a real GPU proved the variant of the rung that computes `problem`.
 
-    bias: and the one that adds a bias to it; scales: the one that scales, alone. A record of one
-    architecture stands for the algorithm on all that the rung declares; the ladder table shows on
-    which device the proof was made. A library's rung is for all of them.
+    bias: and the one that adds a bias to it, on this architecture; scales: the one that scales,
+    alone. A record of one architecture stands for the algorithm on all that the rung runs on; where
+    a device's own has none, `gemmule.tuning.first_use` checks the plain product there. A library's
+    rung is for all of them.
     """
     name = (rung.folder, rung.name, variant_of(problem) + SCALED * scales)
-    if isinstance(rung, CudaRung) and arch not in rung.archs:
+    if isinstance(rung, CudaRung) and not rung.runs_on(arch):
+        return False
+    if bias and arch not in proved_on(rung, problem, WITH_BIAS):
         return False
     wanted = {name, (*name[:2], name[2] + WITH_BIAS)} if bias else {name}
     return isinstance(rung, CudaRung | LibraryRung) and wanted <= proved_variants()

@@ -89,15 +89,11 @@ class HostPlace(Place):
         self.caches = 2 * (last_level_cache_bytes() or ASSUMED_CACHE_BYTES)
 
 
-class DevicePlace(Place):
-    """Memory of one CUDA device."""
+class DeviceMemory(Place):
+    """Memory of one CUDA device, on which nothing is timed."""
 
-    def __init__(self, ordinal: int, cache_bytes: int) -> None:
-        from gemmule.backends.cuda.graph_clock import GraphClock
-
+    def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
-        self.clock: Clock = GraphClock(ordinal)
-        self.caches = 4 * cache_bytes
 
     def spare_bytes(self) -> int:
         """Return half of the device's free memory."""
@@ -139,6 +135,17 @@ class DevicePlace(Place):
     def wait(self) -> None:
         """Wait for all work on the device."""
         driver.synchronize(self.ordinal)
+
+
+class DevicePlace(DeviceMemory):
+    """Memory of one CUDA device, and the clock there."""
+
+    def __init__(self, ordinal: int, cache_bytes: int) -> None:
+        from gemmule.backends.cuda.graph_clock import GraphClock
+
+        super().__init__(ordinal)
+        self.clock: Clock = GraphClock(ordinal)
+        self.caches = 4 * cache_bytes
 
 
 def place_of(device: str, cache_bytes: int) -> Place:

@@ -10,7 +10,6 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from gemmule import backends
@@ -82,7 +81,7 @@ class Session:
         """
         full = self.choice(candidate) if choice is None else choice
         try:
-            small = self._small_choice(full)
+            small = self.exact.choice(full)
             if small is None:
                 return Skipped(candidate, "its parameters do not fit the size it is verified at")
             run = self.backend.prepare(small)
@@ -101,7 +100,7 @@ class Session:
     def compile_quietly(self, candidate: Candidate) -> None:
         """Compile a candidate for both sizes; an error is met again when it is admitted."""
         full = self.choice(candidate)
-        small = self._small_choice(full)
+        small = self.exact.choice(full)
         with contextlib.suppress(Exception):
             self.backend.prepare(full)
             if small is not None:
@@ -112,25 +111,10 @@ class Session:
             self.lost = f"{candidate.name} lost the device: {_first_line(error)}"
         return LaunchFailed(candidate, _first_line(error))
 
-    def _small_choice(self, full: Choice) -> Choice | None:
-        """Return the choice on the smaller problem, or None where its parameters are not legal."""
-        call = self.exact.call
-        problem = replace(
-            full.problem,
-            m=call.problem.m,
-            n=call.problem.n,
-            k=call.problem.k,
-            batch=call.problem.batch,
-        )
-        legal = full.rung.refusal(problem) is None and dict(full.params) in list(
-            full.rung.space(problem)
-        )
-        return replace(full, call=call, problem=problem) if legal else None
-
     def _verified(
         self, candidate: Candidate, small: Choice, run: Run, full: Choice, whole: Run
     ) -> Entry | Failure:
-        self._fill_exact(run)
+        self.exact.compute(self.place, self._exact_operands, run)
         verdict = self.exact.judge(small)
         if not verdict.ok:
             if verdict.kind == "side effect":
@@ -156,18 +140,6 @@ class Session:
             self._small_s, self._whole_s = small_s, whole_s
             _, self._first_s = self._ready[found.name]
         return found
-
-    def _fill_exact(self, run: Run) -> None:
-        """Compute the smaller problem and bring back everything that lies around it."""
-        self.exact.inputs.poison()
-        host, operands = self.exact.host, self._exact_operands
-        self.place.send(host.out, operands[2])
-        run(*operands, 1.0, 0.0)
-        self.place.wait()
-        for frame, operand in ((host.b, operands[1]), (host.out, operands[2])):
-            self.place.fetch(operand, frame)
-        if len(self.exact.inputs.frames) > 2:
-            self.place.fetch(operands[0], self.exact.inputs.frames[2])
 
     def _call_s(self, run: Run, operands: tuple[Any, Any, Any], baseline_s: float) -> float:
         """Return the time of one call, the best of a few where it seems hopeless at first.

@@ -14,17 +14,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.backends.base import Run
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
+from gemmule.core.operand import Operand
 from gemmule.core.problem import COMPLEX, INTEGERS, Problem
 from gemmule.core.rung import Arithmetic
 from gemmule.oracle import judge as oracle
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.truth import Truth, reference
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.tuning.operands import Host, canonical_call, of_inputs
+from gemmule.tuning.operands import Host, Place, canonical_call, of_inputs
 
 Array: TypeAlias = NDArray[Any]
+Placed: TypeAlias = tuple[Operand, Operand, Operand]
 Ints: TypeAlias = NDArray[np.int64]
 
 MODULUS = 128
@@ -64,6 +67,27 @@ class Exact:
     call: Call
     truth: Truth
 
+    def choice(self, full: Choice) -> Choice | None:
+        """Return a choice on the smaller problem, or None where its parameters are not legal."""
+        mine = self.call.problem
+        problem = replace(full.problem, m=mine.m, n=mine.n, k=mine.k, batch=mine.batch)
+        if full.rung.refusal(problem) is not None:
+            return None
+        if dict(full.params) not in list(full.rung.space(problem)):
+            return None
+        return replace(full, call=self.call, problem=problem)
+
+    def compute(self, place: Place, operands: Placed, run: Run) -> None:
+        """Compute it on operands put to a place, and bring back everything that lies around."""
+        self.inputs.poison()
+        place.send(self.host.out, operands[2])
+        run(*operands, 1.0, 0.0)
+        place.wait()
+        for frame, operand in ((self.host.b, operands[1]), (self.host.out, operands[2])):
+            place.fetch(operand, frame)
+        if len(self.inputs.frames) > 2:
+            place.fetch(operands[0], self.inputs.frames[2])
+
     def judge(self, choice: Choice) -> oracle.Verdict:
         """Judge what lies in the inputs' own output, computed by `choice`."""
         problem, out = self.call.problem, self.inputs.out
@@ -71,9 +95,9 @@ class Exact:
         return oracle.judge(problem, arithmetic, choice.params, self.inputs, out, self.truth)
 
 
-def exact(problem: Problem, seed: int) -> Exact:
-    """Make the smaller problem of `problem`."""
-    inputs = make_inputs(smaller(problem), "integers", seed)
+def exact(problem: Problem, seed: int, *, whole: bool = False) -> Exact:
+    """Make the smaller problem of `problem`; whole: make it at its own size."""
+    inputs = make_inputs(problem if whole else smaller(problem), "integers", seed)
     host = of_inputs(inputs)
     truth = reference(inputs.case.problem, inputs.a, inputs.b, exact=True)
     return Exact(inputs, host, canonical_call(inputs.case.problem, host), truth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,6 +30,12 @@ TOLD = ("ok", "done", "wrong", "raised", "refused", "worst_ratio", "rungs", "dea
 @options.one("--seed", options.Whole(0), 0)
 @options.device()
 @options.workers("Processes; default: one a core, on a GPU one.")
+@click.option(
+    "--share",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="On a GPU: also check what it is served, measure a little, and pack all into this archive "
+    "(.zip) for the project, without names of host or user.",
+)
 @click.option("--evidence", help="Of the repository's tool `proofs`.", hidden=True)
 @click.option("--stale", is_flag=True, hidden=True)
 @click.option("--check", is_flag=True, hidden=True)
@@ -40,6 +47,7 @@ def verify(
     seed: int,
     device: str,
     workers: int | None,
+    share: Path | None,
     **of_proofs: object,
 ) -> Any:
     """Multiply random matrices through the public API and judge every element.
@@ -60,6 +68,10 @@ def verify(
     if any(of_proofs.values()):
         raise ValueError(tool_sentence("gemmule verify --evidence, --stale or --check", "proofs"))
     options.check_device(device)
+    if share is not None and (device == "cpu" or share.exists()):
+        raise ValueError(
+            f"--share is {share}; it must be a file that is not there yet, with --device cuda."
+        )
     if device != "cpu":
         options.ordinal_of(device)
     libraries = on_device.present() if device != "cpu" else ("own",)
@@ -73,6 +85,11 @@ def verify(
             choice, cases, seed, workers, lambda done: progress.update(task, completed=done)
         )
     _report(tally, choice, seed, time.monotonic() - start)
+    if share is not None:  # also where something was wrong
+        from gemmule_lab import sharing
+
+        click.echo(sharing.in_words(sharing.share(share, device, tally, seed)))
+        click.echo(f"wrote {share}; evidence/README.md of the repository says where it goes")
     told = {name: getattr(tally, name) for name in TOLD}
     if not tally.ok:
         raise WrongResultError(

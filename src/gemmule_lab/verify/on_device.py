@@ -20,7 +20,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.operand import Operand
 from gemmule.oracle.inputs import Inputs
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.tuning.operands import DevicePlace, of_inputs
+from gemmule.tuning.operands import DeviceMemory, of_inputs
 
 Array: TypeAlias = NDArray[Any]
 
@@ -32,13 +32,6 @@ def present() -> tuple[str, ...]:
     return tuple(
         name for name in LIBRARIES if name == "own" or importlib.util.find_spec(name) is not None
     )
-
-
-class _Place(DevicePlace):
-    """Memory of a device that nothing is timed on."""
-
-    def __init__(self, device: str) -> None:
-        self.ordinal = ordinal_named(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,7 @@ class Placed:
 
 def placed(op: str, inputs: Inputs, device: str, library: str) -> Placed:
     """Return the inputs on a device, views of one library; vecmat sees its matrix turned."""
-    place, host = _Place(device), of_inputs(inputs)
+    place, host = DeviceMemory(ordinal_named(device)), of_inputs(inputs)
     matrix, other, out = (place.put(part, copy=True) for part in (host.a, host.b, host.out))
     if op == "vecmat":
         operands = (_known(other, library), _turned(matrix, library))

@@ -231,6 +231,12 @@ def current_stream(operand: Operand, ordinal: int) -> int:
     return LEGACY_STREAM
 
 
+def chosen_stream() -> int:
+    """Return the stream that the caller chose for what has none of its own."""
+    chosen = _chosen_stream.get()
+    return LEGACY_STREAM if chosen is None else chosen
+
+
 def ordinal_named(device: str) -> int:
     """Return the number in ``cuda`` or ``cuda:N``; ValueError or TypeError for what names none."""
     if not isinstance(device, str):

@@ -12,12 +12,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gemmule.backends.cuda import nvrtc
+from gemmule.core import architectures
 from gemmule.errors import INSTALL, DeviceError
-
-MINIMUM_CAPABILITY = (8, 0)
+from gemmule.settings import stand_in
 
 # Errors after which the context is lost: the driver answers every later call with the same code.
 _LOST = (
@@ -30,7 +31,7 @@ STICKY = frozenset(f"CUDA_ERROR_{name}" for name in _LOST.split())
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What is fixed about one device."""
+    """What is fixed about one device. arch: what kernels are compiled for (`architectures`)."""
 
     ordinal: int
     name: str
@@ -40,14 +41,8 @@ class DeviceInfo:
     shared_bytes: int
     memory_bytes: int
     datasheet_bytes_per_s: float
+    arch: str
     clock_hz: float = 0.0
-
-    @property
-    def arch(self) -> str:
-        """Return the architecture to compile for, with its own instructions (``sm_90a``)."""
-        major, minor = self.capability
-        suffix = "a" if major >= 9 else ""
-        return f"sm_{major}{minor}{suffix}"
 
 
 @functools.cache
@@ -127,8 +122,17 @@ def device_count() -> int:
 
 
 @functools.cache
+def version() -> int:
+    """Return the newest CUDA version that the driver supports: 13000 is 13.0."""
+    return int(check(bindings().cuDriverGetVersion(), "asking for the driver's version"))
+
+
+@functools.cache
 def device_info(ordinal: int) -> DeviceInfo:
-    """Return a device's fixed properties; DeviceError if it is absent or too old."""
+    """Return a device's fixed properties; DeviceError if it is absent or too old.
+
+    With ``GEMMULE_ARCH`` those of an older chip for which it stands in, under a name that says so.
+    """
     driver = bindings()
     count = device_count()
     if not 0 <= ordinal < count:
@@ -143,13 +147,14 @@ def device_info(ordinal: int) -> DeviceInfo:
     name = check(driver.cuDeviceGetName(256, handle), "reading the device's name")
     capability = (get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR"))
     text = name.split(b"\0")[0].decode()
-    if capability < MINIMUM_CAPABILITY:
+    own = 10 * capability[0] + capability[1]
+    if own < architectures.OLDEST:
         raise DeviceError(
             f"cuda:{ordinal} ({text}) has compute capability {capability[0]}.{capability[1]}; "
-            "8.0 or newer is required. Use another device, or host arrays."
+            "7.5 or newer is required. Use another device, or host arrays."
         )
     clock_hz, bus_bits = get("MEMORY_CLOCK_RATE") * 1000, get("GLOBAL_MEMORY_BUS_WIDTH")
-    return DeviceInfo(
+    info = DeviceInfo(
         ordinal,
         text,
         capability,
@@ -158,7 +163,30 @@ def device_info(ordinal: int) -> DeviceInfo:
         get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         int(check(driver.cuDeviceTotalMem(handle), "reading the memory size")),
         2.0 * clock_hz * bus_bits / 8,
+        architectures.target(own, nvrtc.known_architectures()),
         1000.0 * get("CLOCK_RATE"),
+    )
+    return _standing_in(info, own)
+
+
+def _standing_in(info: DeviceInfo, own: int) -> DeviceInfo:
+    """Return a device as the older chip that ``GEMMULE_ARCH`` names; its own code is PTX there."""
+    named = stand_in()
+    if named is None or architectures.number(named) == own:
+        return info
+    older = [one for one in architectures.SHARED_BYTES if one < own]
+    other = architectures.number(named)
+    if other not in older:
+        names = ", ".join(f"sm_{one}" for one in older) or "nothing"
+        raise ValueError(
+            f"GEMMULE_ARCH is {named}, and {info.name} (sm_{own}) can stand in for {names}. "
+            "Name one of those, or unset it."
+        )
+    return replace(
+        info,
+        name=f"{info.name} as {named}",
+        arch=f"compute_{other}",
+        shared_bytes=min(info.shared_bytes, architectures.SHARED_BYTES[other]),
     )
 
 

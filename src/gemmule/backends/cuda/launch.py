@@ -14,14 +14,23 @@ from gemmule.backends.base import Run
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, tensor_maps
 from gemmule.backends.cuda.packed import launch as packed
-from gemmule.backends.cuda.starter import Kernels, Start, cuda_rung, kernels, loaded, starter
+from gemmule.backends.cuda.starter import (
+    Kernels,
+    Start,
+    check_shared,
+    cuda_rung,
+    kernels,
+    loaded,
+    made_of,
+    starter,
+)
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand
 from gemmule.core.problem import Problem
 from gemmule.core.rung import LibraryRung, Machine, Rung, with_bias, with_scales
 from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
-from gemmule.storage.evidence import is_proved
+from gemmule.storage import evidence, first_use
 
 # Share of the datasheet's memory rate that a plain read reaches: 4.5 of 4.9 TB/s on one H200
 # (driver 580, November 2026). A measured ceiling, where stored, replaces the product.
@@ -42,8 +51,16 @@ class CudaBackend:
     def proved(
         self, rung: Rung, problem: Problem, machine: Machine, scales: bool = False, /
     ) -> bool:
-        """A rung is proved for dtypes of which a real GPU's record stands in the evidence."""
-        return is_proved(rung, problem, machine.arch, scales=scales)
+        """A rung is proved for dtypes of which a real GPU's record stands in the evidence.
+
+        Not where it was wrong on this device.
+        """
+        if not evidence.is_proved(rung, problem, machine.arch, scales=scales):
+            return False
+        name = (rung.folder, rung.name, evidence.variant_of(problem))
+        parts = functools.partial(made_of, rung)
+        covers = evidence.covers(rung, problem, machine.arch)
+        return covers or not first_use.failed(machine, name, parts)
 
     def adapts(self) -> bool:
         """Device operands are never copied to another dtype or layout."""
@@ -102,6 +119,7 @@ class Launcher:
         shapes = tensor_maps.declared(self.steps, problem, self.template)
         self.maps = tensor_maps.Maps(shapes) if shapes else None
         self.module = kernels(rung, self.steps, choice.machine.arch)
+        check_shared(self.module, self.steps, choice.machine)
         self.workspace = rung.workspace(problem, choice.params, choice.machine)
         views, dtypes = (call.a, call.b, call.out), (problem.a, problem.b, problem.out)
         self.offsets = launch_args.offsets(call.outer, views, dtypes)
@@ -151,4 +169,5 @@ class Launcher:
         alone = self.is_one_call and len(self.steps) == 1 and not self.workspace
         if not rung.adds or not alone or self.steps[0].pdl or problem.outputs == 0:
             return None
-        return Launcher(choice, adds=True) if is_proved(rung, problem, arch, bias=True) else None
+        proved = evidence.is_proved(rung, problem, arch, bias=True)
+        return Launcher(choice, adds=True) if proved else None

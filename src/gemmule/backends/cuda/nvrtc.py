@@ -1,7 +1,8 @@
 """From a .cu file to a cubin: NVRTC through cuda.core, with a disk cache.
 
-A cubin is built for one exact architecture (``sm_90a``), needs no GPU and no driver to build, and
-is cached under a digest of everything it depends on: the source, every header beside it, the
+A cubin is built for one exact architecture (``sm_90a``), and PTX (``compute_80``) for all from one
+on: the driver translates it where it is loaded. Neither needs a GPU or a driver to build, and both
+are cached under a digest of everything they depend on: the source, every header beside it, the
 toolkit headers' place and version, the compiler's version, the name expressions and the options.
 The cache folder holds code and is trusted, so it must be the user's own with mode 0700; an entry
 whose checksum does not fit is a miss.
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemmule.backends.cuda import ptx
+from gemmule.core.architectures import is_ptx
 from gemmule.core.rung import HEADERS_FOLDER
 from gemmule.core.waiting import Wait
 from gemmule.errors import INSTALL, CompileError, GemmuleWarning
@@ -44,7 +47,7 @@ SYSTEM_SHARED = 1024  # of each block's shared memory
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Compiled code: the cubin, and each kernel's name expression with its symbol."""
+    """Compiled code: the cubin or PTX, and each kernel's name expression with its symbol."""
 
     cubin: bytes
     symbols: dict[str, str]
@@ -53,6 +56,11 @@ class Module:
         """Return the SHA-256 of the cubin, the key of its proof."""
         return hashlib.sha256(self.cubin).hexdigest()
 
+    @property
+    def is_ptx(self) -> bool:
+        """Whether it is PTX: what its kernels need of a chip only the driver knows."""
+        return self.cubin.endswith(b"\0") and b"\n.version" in self.cubin
+
 
 def compile_file(
     path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...] = ()
@@ -60,8 +68,8 @@ def compile_file(
     """Return the module of `path` with the kernels `names` instantiated, from cache if it can be.
 
     names are C++ name expressions such as ``thread_per_row<float, float, float, 128>``; arch is
-    ``sm_90a`` or the like. Raises CompileError with the compiler's words, or DeviceError-free
-    CompileError naming the missing package when NVRTC is not installed.
+    ``sm_90a`` or the like, or ``compute_80`` for PTX. Raises CompileError with the compiler's
+    words, or DeviceError-free CompileError naming the missing package when NVRTC is not installed.
     """
     names, defines = tuple(dict.fromkeys(names)), tuple(defines)
     key = cubin_key(path, names, arch, defines)
@@ -90,6 +98,8 @@ def build(
     )
     log = io.StringIO()
     try:
+        if is_ptx(arch):
+            return Module(*ptx.compiled(path.read_text(), path.name, _given(options), names)), ""
         program = core.Program(path.read_text(), code_type="c++", options=options)
         code = program.compile("cubin", name_expressions=names, logs=log)
     except Exception as error:
@@ -101,6 +111,11 @@ def build(
         ) from None
     symbols = {name: _text(code.symbol_mapping[name]) for name in names}
     return Module(bytes(code.code), symbols), log.getvalue()
+
+
+def _given(options: Any) -> list[bytes]:
+    """Return the options of a program as NVRTC takes them, less what only machine code has."""
+    return [one for one in options.as_bytes("nvrtc") if not one.startswith(b"--ptxas-options")]
 
 
 def _text(value: Any) -> str:
@@ -146,6 +161,19 @@ def compiler_version() -> str:
         if version.startswith(f"{major}.{minor}."):
             return version
     return f"{major}.{minor}"
+
+
+@functools.cache
+def known_architectures() -> tuple[int, ...]:
+    """Return the compute capabilities that NVRTC here compiles for; none where it does not load."""
+    try:
+        _cuda_core()
+    except CompileError:
+        return ()
+    from cuda.bindings import nvrtc
+
+    _, numbers = nvrtc.nvrtcGetSupportedArchs()
+    return tuple(numbers)
 
 
 @functools.cache

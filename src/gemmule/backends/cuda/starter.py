@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ from typing import Any, NamedTuple
 from gemmule.backends.cuda import driver, nvrtc
 from gemmule.backends.cuda.tensor_maps import MAP_BYTES, MOST_KEPT, Maps, aligned_memory
 from gemmule.core.choice import Choice
-from gemmule.core.rung import CudaRung, Step
+from gemmule.core.rung import CudaRung, Machine, Rung, Step
+from gemmule.errors import DeviceError
+from gemmule.storage.sources import rung_digest
 
 # (stream, the three operands, the workspace, what replaces the struct's end, what maps show
 # where that is not what the struct says)
@@ -202,6 +205,24 @@ def kernels(rung: CudaRung, steps: tuple[Step, ...], arch: str) -> nvrtc.Module:
     defines = tuple(dict.fromkeys(d for step in steps for d in step.defines))
     names = tuple(dict.fromkeys(step.kernel for step in steps))
     return nvrtc.compile_file(rung.source_path, names, arch, defines)
+
+
+def made_of(rung: Rung) -> str:
+    """Return a digest of what decides which code of a rung runs on a device, but for the device."""
+    parts = rung_digest(rung), nvrtc.recipe(), str(driver.version())
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+
+def check_shared(module: nvrtc.Module, steps: Sequence[Step], machine: Machine) -> None:
+    """Raise DeviceError where a kernel takes more shared memory than a block has on a device."""
+    static = nvrtc.static_shared(module)
+    for step in steps:
+        wanted = step.smem + static[step.kernel]
+        if wanted > machine.shared_bytes:
+            raise DeviceError(
+                f"{step.kernel} takes {wanted:,} bytes of shared memory a block, and "
+                f"{machine.name} has {machine.shared_bytes:,}. Name smaller parameters, or no rung."
+            )
 
 
 def cuda_rung(choice: Choice) -> CudaRung:

@@ -6,12 +6,13 @@ the thousand, and entering a context costs as much as one of them (`driver.on_de
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
 import numpy as np
 
-from gemmule.backends.cuda import driver
+from gemmule.backends.cuda import arrays, driver
 
 HOST_MEMORY = 1  # CU_MEMORYTYPE_HOST
 EVENT_FLAGS = 1 | 2  # CU_EVENT_BLOCKING_SYNC: who waits leaves its core to others; no timing
@@ -80,6 +81,21 @@ class Stream:
     def synchronize(self) -> None:
         """Wait until all work of this stream is done."""
         driver.check(driver.bindings().cuStreamSynchronize(self.handle), "waiting for copies")
+
+
+def is_capturing(ordinal: int) -> bool:
+    """Tell whether the caller's work may be going into a graph: then nothing may wait for it."""
+    torch: Any = sys.modules.get("torch")
+    if (
+        torch is not None
+        and torch.cuda.is_initialized()
+        and torch.cuda.is_current_stream_capturing()
+    ):
+        return True
+    api = driver.bindings()
+    with driver.on_device(ordinal):  # the legacy stream refuses while another that it waits for is
+        code, status = api.cuStreamIsCapturing(arrays.chosen_stream())
+    return int(code) != 0 or int(status) != 0
 
 
 class PinnedBlock:

@@ -16,7 +16,15 @@ from typing import Any
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, nvrtc, tensor_maps
-from gemmule.backends.cuda.starter import Start, cuda_rung, kernels, loaded, starter, whole_starter
+from gemmule.backends.cuda.starter import (
+    Start,
+    check_shared,
+    cuda_rung,
+    kernels,
+    loaded,
+    starter,
+    whole_starter,
+)
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand
 from gemmule.core.packing import Move, Ready
@@ -83,6 +91,7 @@ class PackedLauncher:
         self.rung, self.ready, self.result = rung.name, ready, problem.out
         steps = rung.steps(problem, choice.params, choice.machine)
         self.module = kernels(rung, steps, choice.machine.arch)
+        check_shared(self.module, steps, choice.machine)
         self.template = launch_args.pack(problem, choice.call)
         rest = [name for name, has in zip("ab", ready, strict=True) if not has]
         self.passes: tuple[Step, ...] = ()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
@@ -76,6 +77,7 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
 RUNG = CudaRung(
     title="Streamed codes",
     idea="Codes become halves exactly, and a group's scale comes to its sum.",
+    archs=SINCE_AMPERE,
     source="Marlin (Frantar et al., 2024), for groups of experts",
     signatures=tuple(
         (t, codes, out)

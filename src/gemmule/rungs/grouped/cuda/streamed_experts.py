@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
@@ -73,6 +74,7 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
 RUNG = CudaRung(
     title="Streamed experts",
     idea="Blocks list on the device what is to be done, and stream the touched matrices once.",
+    archs=SINCE_AMPERE,
     source="skinny products on tensor cores as in Marlin (Frantar et al., 2024); persistent blocks",
     signatures=grouped.HALF_SIGNATURES,
     # Tensor cores align the products of an instruction and cut off.

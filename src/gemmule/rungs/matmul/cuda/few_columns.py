@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Numbers
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
@@ -149,6 +150,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
 RUNG = CudaRung(
     title="Few columns",
     idea="A vector of A in registers meets all columns: A is read once, C's padding not computed.",
+    archs=SINCE_AMPERE,
     source="skinny GEMM kernels, as in vLLM; Little's law",
     signatures=(
         *floats("float32", "float64", "float16", "bfloat16"),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import few
@@ -112,6 +113,7 @@ def _matching(problem: Problem, params: Params) -> bool:
 RUNG = CudaRung(
     title="Few columns on tensor cores",
     idea="Fragments straight from global memory: the order of the steps within a sum is free.",
+    archs=SINCE_AMPERE,
     source="PTX ISA: mma.sync; skinny products on tensor cores as in Marlin (Frantar et al., 2024)",
     signatures=(
         *((t, t, out) for t in ("float16", "bfloat16") for out in (t, "float32")),

@@ -12,6 +12,7 @@ Hopper (`wgmma`), such as PyTorch's, are faster still.
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Numbers
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
@@ -38,6 +39,7 @@ def _share(problem: Problem, own: Numbers) -> float:
 RUNG = CudaRung(
     title="Tensor core",
     idea="Warps multiply 16 x 16 x 8 fragments in one instruction; cp.async keeps stages coming.",
+    archs=SINCE_AMPERE,
     source="PTX ISA: mma.sync, ldmatrix, cp.async; multistage kernels since compute capability 8.0",
     signatures=SIGNATURES,
     # Tensor cores align the products of an instruction and cut off: twice the unit roundoff an add.

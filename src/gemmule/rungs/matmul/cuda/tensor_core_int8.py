@@ -12,6 +12,7 @@ The hardware multiplies u8 by s8 but not s8 by u8, which is computed as its tran
 
 from __future__ import annotations
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Numbers
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
@@ -41,6 +42,7 @@ def _share(problem: Problem, own: Numbers) -> float:
 RUNG = CudaRung(
     title="Tensor core for bytes",
     idea="The same ring of stages for 8-bit integers; bytes are transposed on the way in.",
+    archs=SINCE_AMPERE,
     source="PTX ISA: mma.sync m16n8k32; byte transposition by prmt",
     signatures=tuple((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8")),
     arithmetic=lambda problem: Arithmetic(accumulator="int32", chain=lambda p, params: p.k),

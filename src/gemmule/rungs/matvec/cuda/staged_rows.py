@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
@@ -69,6 +70,7 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
 RUNG = CudaRung(
     title="Staged rows",
     idea="Short rows come to shared memory as one stretch; each thread has rows of its own there.",
+    archs=SINCE_AMPERE,
     source="tiles of CSR-stream kernels (Greathouse and Daga 2014), for dense rows",
     signatures=FLOAT_SIGNATURES,
     arithmetic=sums(lambda problem, params: max(problem.n, 1)),

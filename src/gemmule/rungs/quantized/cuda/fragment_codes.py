@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
@@ -71,6 +72,7 @@ RUNG = CudaRung(
     title="Codes in fragment order",
     idea="Codes are operands of the tensor cores as they are loaded; eight pieces of x meet eight "
     "tiles.",
+    archs=SINCE_AMPERE,
     source="PTX ISA: mma.sync; weights in fragment order as in Marlin (Frantar et al., 2024)",
     op="matvec",
     after="int4_codes",

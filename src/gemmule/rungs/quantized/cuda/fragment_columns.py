@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Numbers
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
@@ -127,6 +128,7 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
 RUNG = CudaRung(
     title="Fragments and several columns",
     idea="Columns of x are packed as operands; each fragment of codes meets all of them.",
+    archs=SINCE_AMPERE,
     source="PTX ISA: mma.sync; skinny products on tensor cores as in Marlin (Frantar et al., 2024)",
     op="matmul",
     after="fragment_codes",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
@@ -63,6 +64,7 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
 RUNG = CudaRung(
     title="Fragments, transposed",
     idea="Codes are turned in registers; x takes the scales and three columns of an instruction.",
+    archs=SINCE_AMPERE,
     source="PTX ISA: movmatrix, mma.sync; exact splitting of float32 into three bfloat16",
     op="matvec",
     after="fragment_codes",

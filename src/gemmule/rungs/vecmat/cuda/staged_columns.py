@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
@@ -81,6 +82,7 @@ TWO_ROWS_BYTES = 128  # of shared memory that leave room for as many blocks
 RUNG = CudaRung(
     title="Staged columns",
     idea="Rows of few columns come to shared memory as one stretch; a thread sums all columns.",
+    archs=SINCE_AMPERE,
     source="staged_rows; split-K, deterministic, as in split_columns",
     signatures=FLOAT_SIGNATURES,
     arithmetic=sums(_chain),
