@@ -291,6 +291,25 @@ def test_what_was_wrong_is_asked_again_when_the_driver_is_another(
 
 
 @needs_emulator
+@pytest.mark.parametrize(
+    ("fault", "stays"),
+    [("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", False), ("CUDA_ERROR_ILLEGAL_ADDRESS", True)],
+)
+def test_a_launch_that_fails_is_kept_where_it_lost_the_device(
+    spark: Spark, fault: str, stays: bool
+) -> None:
+    spark.faults["cuLaunchKernel"] = fault
+    with pytest.raises(DeviceError if stays else TypeError, match="lost" if stays else "no proved"):
+        planned()
+    path = first_use.path_of(CudaBackend().machine("cuda"))
+    assert path.exists() is stays
+    spark.faults.clear()
+    first_use.forget()  # as another process
+    forget_plans()
+    assert (planned().rung.name != "streamed_rows") is stays
+
+
+@needs_emulator
 def test_nothing_waits_while_a_graph_is_captured(
     spark: Spark, caplog: pytest.LogCaptureFixture
 ) -> None:
