@@ -29,6 +29,7 @@ from gemmule.core.rung import CudaRung, Machine, Step
 from gemmule.errors import DeviceError
 from gemmule.plan import Plan
 from gemmule.storage import first_use
+from gemmule.tuning import first_use as asking
 from gemmule_lab import served
 from gemmule_lab.doctor import service
 
@@ -310,6 +311,16 @@ def test_a_launch_that_fails_is_kept_where_it_lost_the_device(
 
 
 @needs_emulator
+def test_what_was_wrong_meanwhile_does_not_pass(spark: Spark) -> None:
+    """As where another thread asked first, and the choice was made before."""
+    choice = planned().choice
+    assert asking.passes(choice, "cuda")
+    (right,) = first_use.known(choice.machine).values()
+    first_use.keep(choice.machine, replace(right, wrong="[0] is 1, must be 2"))
+    assert not asking.passes(choice, "cuda")
+
+
+@needs_emulator
 def test_nothing_waits_while_a_graph_is_captured(
     spark: Spark, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -407,6 +418,7 @@ def test_what_a_device_gave_is_kept_by_device_and_code(
     assert first_use.keep(machine, replace(right, code="0ther", wrong="[0] is 1, must be 2"))
     first_use.forget()
     assert first_use.failed(machine, name, lambda: "50")
+    assert not first_use.failed(machine, ("matvec", "two_step", name[2]), lambda: "50")
     assert not first_use.failed(machine, name, lambda: "other sources, or another driver")
     assert first_use.known(machine)[name, "c0de"] == right
     assert not first_use.known(replace(machine, name="another"))
