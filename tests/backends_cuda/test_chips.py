@@ -29,6 +29,7 @@ from gemmule.core.rung import CudaRung, Machine, Step
 from gemmule.errors import DeviceError
 from gemmule.plan import Plan
 from gemmule.storage import first_use
+from gemmule.tuning import first_use as asking
 from gemmule_lab import served
 from gemmule_lab.doctor import service
 
@@ -291,6 +292,35 @@ def test_what_was_wrong_is_asked_again_when_the_driver_is_another(
 
 
 @needs_emulator
+@pytest.mark.parametrize(
+    ("fault", "stays"),
+    [("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", False), ("CUDA_ERROR_ILLEGAL_ADDRESS", True)],
+)
+def test_a_launch_that_fails_is_kept_where_it_lost_the_device(
+    spark: Spark, fault: str, stays: bool
+) -> None:
+    spark.faults["cuLaunchKernel"] = fault
+    with pytest.raises(DeviceError if stays else TypeError, match="lost" if stays else "no proved"):
+        planned()
+    path = first_use.path_of(CudaBackend().machine("cuda"))
+    assert path.exists() is stays
+    spark.faults.clear()
+    first_use.forget()  # as another process
+    forget_plans()
+    assert (planned().rung.name != "streamed_rows") is stays
+
+
+@needs_emulator
+def test_what_was_wrong_meanwhile_does_not_pass(spark: Spark) -> None:
+    """As where another thread asked first, and the choice was made before."""
+    choice = planned().choice
+    assert asking.passes(choice, "cuda")
+    (right,) = first_use.known(choice.machine).values()
+    first_use.keep(choice.machine, replace(right, wrong="[0] is 1, must be 2"))
+    assert not asking.passes(choice, "cuda")
+
+
+@needs_emulator
 def test_nothing_waits_while_a_graph_is_captured(
     spark: Spark, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -388,6 +418,7 @@ def test_what_a_device_gave_is_kept_by_device_and_code(
     assert first_use.keep(machine, replace(right, code="0ther", wrong="[0] is 1, must be 2"))
     first_use.forget()
     assert first_use.failed(machine, name, lambda: "50")
+    assert not first_use.failed(machine, ("matvec", "two_step", name[2]), lambda: "50")
     assert not first_use.failed(machine, name, lambda: "other sources, or another driver")
     assert first_use.known(machine)[name, "c0de"] == right
     assert not first_use.known(replace(machine, name="another"))

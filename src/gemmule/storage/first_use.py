@@ -64,14 +64,18 @@ def forget() -> None:
     _known.cache_clear()
 
 
-def keep(machine: Machine, one: Checked) -> bool:
-    """Note a check for this process and later ones; tell whether those will know."""
-    path = path_of(machine)
-    mine = known(machine)
-    mine[one.name, one.code] = one
-    beside = {(c.name, c.code): c for c in lines.read_records(path, SCHEMA, Checked)}  # by others
+def keep(machine: Machine, one: Checked, *, lasting: bool = True) -> bool:
+    """Note a check for this process and, if lasting, for later ones; tell whether those will know.
+
+    What other processes wrote meanwhile stays.
+    """
+    key, path = (one.name, one.code), path_of(machine)
+    known(machine)[key] = one
+    if not lasting:
+        return False
+    there = {(c.name, c.code): c for c in lines.read_records(path, SCHEMA, Checked)}
     try:
-        lines.write_records(path, SCHEMA, (beside | mine).values())
+        lines.write_records(path, SCHEMA, (there | {key: one}).values())
     except OSError:
         return False
     return True

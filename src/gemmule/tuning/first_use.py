@@ -109,7 +109,7 @@ def _asked(mine: _Kernels, code: str, ordinal: int) -> bool:
     except _CannotAskError as error:
         return _untold(mine, str(error))
     except DeviceError as error:
-        _kept(mine, code, str(error))
+        _kept(mine, code, str(error), lasting=error.restart)  # else memory may have been short
         if error.restart:
             raise
         return False
@@ -189,7 +189,8 @@ def _grouped_complaint(mine: _Kernels, ordinal: int) -> str:
 def _smaller(problem: Problem) -> Iterator[Exact]:
     """Yield products of which one runs the kernels of a problem: a smaller one, and it itself."""
     yield exact(problem, seed=0)
-    if max(problem.m * problem.reduction, problem.reduction * problem.n) <= MOST_ELEMENTS:
+    columns = problem.n if problem.op == "matmul" else 1
+    if max(problem.m, columns) * problem.reduction <= MOST_ELEMENTS:
         yield exact(problem, seed=0, whole=True)
 
 
@@ -198,12 +199,12 @@ def _untold(mine: _Kernels, reason: str) -> bool:
     return True
 
 
-def _kept(mine: _Kernels, code: str, wrong: str) -> bool:
-    """Keep the result of a check; return whether the kernels may run."""
+def _kept(mine: _Kernels, code: str, wrong: str, *, lasting: bool = True) -> bool:
+    """Keep the result of a check, for later processes too; return whether the kernels may run."""
     wrong = " ".join(wrong.split())[:400]
     date = dt.datetime.now(dt.UTC).date().isoformat()
     found = first_use.Checked(*mine.name, code, made_of(mine.rung), wrong, date)
-    first_use.keep(mine.choice.machine, found)
+    first_use.keep(mine.choice.machine, found, lasting=lasting)
     if wrong:
         log.warning(
             "%s is proved on %s but fails on %s, where it is not used: %s",
