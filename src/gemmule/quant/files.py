@@ -55,7 +55,9 @@ def named_dtype(name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise ImportError(f"NumPy has no {name}; install the package ml_dtypes to use it") from error
+        raise ImportError(
+            f"NumPy has no {name}; install the package ml_dtypes to use it"
+        ) from error
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return found
 
