@@ -254,8 +254,8 @@ def factors(value: NDArray[np.float32] | None, m: int, scale_dtype: str) -> Any:
     array = _host_array("zeros", value)
     if array.shape != (m, 1) or dtype_name(array) != "float32" or not np.isfinite(array).all():
         raise ValueError(
-            f"zeros of NVFP4 are what each row's scales are multiplied by: finite, float32, {(m, 1)}"
-            f"; got {array.dtype} {array.shape}"
+            "zeros of NVFP4 are what each row's scales are multiplied by, finite float32 of shape "
+            f"{(m, 1)}; got {array.dtype} of shape {array.shape}"
         )
     return read_only(array)
 

@@ -112,9 +112,10 @@ def write_tensors(
 ) -> None:
     """Write arrays and string metadata to ``path`` as safetensors, all or nothing.
 
-    ``tensors``: C-contiguous arrays of the dtypes above, laid down in the given order without gaps. The file appears under its name only when it is complete and on disk;
-    an existing file is replaced only with ``overwrite``, else FileExistsError, and kept when
-    writing fails. Its mode follows the umask. Raises OSError as `open` does.
+    ``tensors``: C-contiguous arrays of the dtypes above, laid down in the given order without gaps.
+    The file appears under its name only when it is complete and on disk; an existing file is
+    replaced only with ``overwrite``, else FileExistsError, and kept when writing fails. Its mode
+    follows the umask. Raises OSError as `open` does.
     """
     target = Path(path)
     header = _header(tensors, metadata)

@@ -8,9 +8,8 @@ several such numbers stand behind each other.
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 

@@ -329,10 +329,10 @@ class QuantizedMatrix(Factor):
 
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. Without a layout a matrix of layout ``row``
         comes from the host to a GPU in layout ``mma16``, which the fast kernels read. On a GPU a
-        matrix is put in order by the GPU. 4-bit floats become 8-bit codes of the same weights there,
-        of twice the bytes, with a warning in the log (of NVFP4 a scale times its factor is rounded
-        to float32), and stay so. ValueError for an unknown layout or device, DeviceError
-        where there is no GPU.
+        matrix is put in order by the GPU. 4-bit floats become 8-bit codes of the same weights on
+        the way there, of twice the bytes, with a warning in the log, and stay so; of NVFP4 a scale
+        times its factor is rounded to float32. ValueError for an unknown layout or device,
+        DeviceError where there is no GPU.
 
         >>> import gemmule as gm, numpy as np
         >>> Q = gm.quantize(np.ones((3, 3)), bits=4)

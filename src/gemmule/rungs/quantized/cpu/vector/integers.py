@@ -19,7 +19,6 @@ from gemmule.quant.float4 import VALUES
 from gemmule.rungs._cpu_vectors import above_zero, whole
 from gemmule.rungs.quantized.cpu.vector.codes import Values
 
-
 FLOAT_ZERO = 12  # by which doubled 4-bit floats are no negative numbers
 
 

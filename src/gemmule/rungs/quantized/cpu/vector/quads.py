@@ -1,13 +1,13 @@
 """Four blocks of a row at a time, their integer sums joined before they become floats.
 
 A *quad* is four blocks of 4-bit codes, 512 columns of a row. VPDPBUSD leaves the sum of eight
-products in each lane, at most 8 * 15 * 127 (of doubled 4-bit floats 8 * 24 * 127), so two blocks' sums fit the 16-bit halves of one
-register, and VPMADDWD with ones adds neighbours. Done twice, that makes one vector of 16 sums of 32
-columns: as many as share a scale of the activations, so that a group's scale and zero point meet 16
-sums at once, and groups of 32 cost what groups of 128 do. Lane 4 q + j belongs to the q-th 32
-columns of block j, as registers are joined within 16 bytes. For groups of 16 columns it is done
-once: two vectors, and lane 4 q + 2 j + h of the first (of the second: j less 2) belongs to half h
-of those columns.
+products in each lane, at most 8 * 15 * 127 (8 * 24 * 127 of doubled 4-bit floats), so two blocks'
+sums fit the 16-bit halves of one register, and VPMADDWD with ones adds neighbours. Done twice, that
+makes one vector of 16 sums of 32 columns: as many as share a scale of the activations, so that a
+group's scale and zero point meet 16 sums at once, and groups of 32 cost what groups of 128 do. Lane
+4 q + j belongs to the q-th 32 columns of block j, as registers are joined within 16 bytes. For
+groups of 16 columns it is done once: two vectors, and lane 4 q + 2 j + h of the first (of the
+second: j less 2) belongs to half h of those columns.
 
 A *record* is what 512 activations hold: two planes of 64 signed bytes (even, odd columns) for each
 block, then for each vector of sums those of the activations: as integers, times the fixed zero
