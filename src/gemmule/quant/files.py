@@ -34,6 +34,7 @@ _NAME_TO_TAG = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e8m0fnu": "F8_E8M0",
 }
+NOT_NUMPYS = ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu")
 _TAG_TO_NAME = {tag: name for name, tag in _NAME_TO_TAG.items()}
 _MAX_HEADER_BYTES = 1 << 16
 """A header of a handful of arrays takes under 1 KiB; the cap bounds what a hostile one can cost."""
@@ -50,7 +51,7 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
     Raises ImportError, saying what to install, when one of these is asked for without ml_dtypes.
     """
-    if name not in ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu"):
+    if name not in NOT_NUMPYS:
         return np.dtype(name)
     try:
         import ml_dtypes

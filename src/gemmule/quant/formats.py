@@ -301,8 +301,11 @@ def of_tensors(tensors: dict[str, NDArray[Any]], stored_zero: int) -> QuantizedM
     if packed is not None and packed.dtype == np.uint8:
         return from_float4(packed, tensors["weight_scale"], _factor_of(tensors))
     if "weight_packed" in tensors:
-        names = ("packed", "scale", "shape", "zero_point", "g_idx")
-        own = {name: tensors[f"weight_{name}"] for name in names if f"weight_{name}" in tensors}
+        own = {
+            name: tensors[f"weight_{name}"]
+            for name in ("packed", "scale", "shape", "zero_point", "g_idx")
+            if f"weight_{name}" in tensors
+        }
         return from_compressed(**own)
     if "W_q" in tensors:
         bits, axis = (_numbers(key, tensors[key], 1)[0] for key in ("nbits", "axis"))

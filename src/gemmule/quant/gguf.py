@@ -39,10 +39,10 @@ def from_gguf(data: NDArray[np.uint8], kind: str, shape: tuple[int, int]) -> Qua
 
     kind: ``"Q4_0"``, ``"Q4_1"``, ``"Q8_0"``, ``"Q4_K"``, ``"Q6_K"`` or ``"MXFP4"``; n is a multiple
     of the block's 32 or 256 weights. Codes are GGUF's own; scales are exact, and so are weights
-    without an offset; of Q4_1 and Q4_K, whose weights are ``scale * code + offset``, the zero point is
-    ``-offset / scale`` rounded to float32. A block whose codes count for less than that rounding,
-    such as one of scale 0, gets scale 1, code 0 and the offset; one of zeros gets scale 0.
-    ValueError for other kinds, sizes that disagree and numbers that are not finite.
+    without an offset; of Q4_1 and Q4_K, whose weights are ``scale * code + offset``, the zero point
+    is ``-offset / scale`` rounded to float32. A block whose codes count for less than that
+    rounding, such as one of scale 0, gets scale 1, code 0 and the offset; one of zeros gets scale
+    0. ValueError for other kinds, sizes that disagree and numbers that are not finite.
 
     >>> block = np.array([[0, 0x3C] + [0x98] * 16], np.uint8)  # scale 1; codes 8, then 9
     >>> from_gguf(block, "Q4_0", (1, 32)).dequantize()[0, [0, 16]].tolist()

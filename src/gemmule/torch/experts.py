@@ -192,7 +192,7 @@ class QuantStack(Coded):
         """Return what stands between the brackets of the module's repr."""
         return (
             f"experts={self.experts}, in_features={self.in_features}, "
-            f"out_features={self.out_features}, bits={self.bits}, group_size={self.group_size}"
+            f"out_features={self.out_features}, {self._codes}"
         )
 
 
