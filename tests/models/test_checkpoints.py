@@ -42,7 +42,7 @@ def test_codes_of_other_tools(tool: str, name: str, tmp_path: Path) -> None:
 
 
 def test_experts_of_gpt_oss(tmp_path: Path) -> None:
-    model = floats(tmp_path / "floats", "gpt_oss")
+    model = floats(tmp_path / "floats", "gptoss")
     weights = foreign.gpt_oss(tmp_path / "floats", tmp_path / "codes")
     served = load_checkpoint(tmp_path / "codes", dtype=torch.float32)
     layers = {n: one for n, one in served.named_modules() if isinstance(one, QuantStack)}
