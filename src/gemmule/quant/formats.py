@@ -273,9 +273,9 @@ def _tensors_of(path: Path, wanted: Iterable[str]) -> Iterator[tuple[str, NDArra
         with safe_open(path, "numpy") as file:
             for name in set(file.keys()).intersection(wanted):
                 tag = file.get_slice(name).get_dtype()
-                if tag not in (*_TAGS, *_OF_FLOAT4):
+                own = _OF_FLOAT4.get(tag) if name.endswith(".weight_scale") else None
+                if tag not in _TAGS and own is None:
                     raise TypeError(f"{path}: {name} has dtype {tag}, which no such layer has")
-                own = _OF_FLOAT4.get(tag)
                 yield name, file.get_tensor(name) if own is None else _bytes_of(path, name, own)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable .safetensors file: {error}") from None
