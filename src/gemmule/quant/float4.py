@@ -57,13 +57,21 @@ class Coded(NamedTuple):
 
 
 def coded(
-    W: Floats, form: str, method: str, order: NDArray[np.int32] | None, importance: Floats | None
+    W: Floats,
+    form: str,
+    method: str,
+    order: NDArray[np.int32] | None,
+    importance: Floats | None,
+    matrices: int,
 ) -> Coded:
-    """Return the codes of a matrix on the host, block of rows by block of rows."""
+    """Return the codes of matrices behind each other on the host, block of rows by block of rows.
+
+    W: of so many matrices of as many rows each, which have factors of their own.
+    """
     (m, n), size = W.shape, GROUP_SIZES[form]
     codes = np.zeros((m, -(-n // 2)), np.uint8)
     scales = np.zeros((m, rounding.group_count(n, size)), numpy_dtype(SCALE_DTYPES[form]))
-    factor = _factor(W, order) if form == "nvfp4" else 1.0
+    factors = _factors(W, order, matrices) if form == "nvfp4" else None
     wrong = norm = 0.0
     for rows in row_blocks(m, n):
         groups = rounding.grouped(rounding.compute_block(W, rows, order), size)
@@ -71,39 +79,43 @@ def coded(
         rounding.refuse_non_finite(low, high, groups, rows.start, order)
         count = np.zeros(groups.shape[1:], groups.dtype)
         count.reshape(-1)[:n] = 1.0 if importance is None else importance
-        found = _best(groups, np.maximum(-low, high) / factor, factor, form, method, count)
+        factor = np.ones((1, 1)) if factors is None else factors[rows].astype(np.float64)
+        found = _best(groups, np.maximum(-low, high), factor, form, method, count)
         codes[rows] = pack_nibbles(found[1].reshape(len(groups), -1)[:, :n])
         scales[rows] = found[0]
         wrong += found[2]
         norm += float((count * np.square(groups, dtype=np.float64)).sum())
-    factors = np.full((m, 1), factor, np.float32) if form == "nvfp4" else None
     return Coded(codes, scales, factors, error_ratio(wrong, norm))
 
 
-def _factor(W: Floats, order: NDArray[np.int32] | None) -> float:
-    """Return the number for the whole of NVFP4: its largest weight has the largest scale."""
-    ends = [0.0]
+def _factors(W: Floats, order: NDArray[np.int32] | None, matrices: int) -> NDArray[np.float32]:
+    """Return each row's number for the whole of NVFP4: its largest weight has the largest scale."""
+    sizes = np.zeros((W.shape[0], 1))
     for rows in row_blocks(*W.shape):
         groups = rounding.grouped(rounding.compute_block(W, rows, order), -1)
         low, high = rounding.limits(groups)
         rounding.refuse_non_finite(low, high, groups, rows.start, order)
-        ends.append(float(np.maximum(-low, high).max()))
+        sizes[rows] = np.maximum(-low, high)
+    matrices = max(matrices, 1)  # of no experts, too
+    whole = sizes.reshape(matrices, -1).max(1, initial=0)
     with np.errstate(under="ignore"):
-        factor = float(np.float32(max(ends) / (_LARGEST * _LARGEST_SCALE["nvfp4"])))
-    return factor or 1.0
+        factors = (whole / (_LARGEST * _LARGEST_SCALE["nvfp4"])).astype(np.float32)
+    factors[factors == 0] = 1
+    return np.repeat(factors, len(sizes) // matrices)[:, None]
 
 
 Found = tuple[Floats, Codes, float]
 
 
 def _best(
-    groups: Floats, sizes: Floats, factor: float, form: str, method: str, count: Floats
+    groups: Floats, sizes: Floats, factor: Floats, form: str, method: str, count: Floats
 ) -> Found:
     """Return scales and codes of groups, of the first scales or of those of least squared error."""
     best: Any = None
-    for scales in _candidates(sizes, form, method):
-        codes = _nearest(groups, scales.astype(np.float64) * factor)
-        steps = VALUES.astype(np.float64)[codes] * scales.astype(np.float64)[..., None] * factor
+    for scales in _candidates(sizes / factor, form, method):
+        wide = scales.astype(np.float64) * factor
+        codes = _nearest(groups, wide)
+        steps = VALUES.astype(np.float64)[codes] * wide[..., None]
         wrong = (count * np.square(groups - steps)).sum(-1)
         if best is None:
             best = scales, codes, wrong

@@ -105,9 +105,9 @@ def quantize(
     >>> Q.scales.tolist(), Q.zeros.tolist(), Q.codes.tolist(), Q.error
     ([[0.5]], [[0.0]], [[16, 243]], 0.0)
     """
-    refuse_distributed(W, "W")
     if format is not None:
-        return _floats(W, format, method, importance, perm)
+        return float_coded(W, format, method, importance, perm)
+    refuse_distributed(W, "W")
     there = on_device.operand_of(W) if method in on_device.METHODS else None
     device = None
     if there is None:
@@ -139,8 +139,11 @@ def quantize(
     return made if made.device == "cpu" else made.to(layout=fragment_order.LAYOUT)
 
 
-def _floats(W: Any, form: str, method: str, importance: Any, perm: Any) -> QuantizedMatrix:
-    """Return a matrix in codes that are 4-bit floats; see `gemmule.quant.float4`."""
+def float_coded(
+    W: Any, form: str, method: str, importance: Any = None, perm: Any = None, matrices: int = 1
+) -> QuantizedMatrix:
+    """Return a matrix, or several behind each other, in codes that are 4-bit floats."""
+    refuse_distributed(W, "W")
     checks.one_of("format", form, float4.GROUP_SIZES)
     if checks.one_of("method", method, (*METHODS, "gptq")) not in float4.METHODS:
         raise ValueError(
@@ -155,7 +158,7 @@ def _floats(W: Any, form: str, method: str, importance: Any, perm: Any) -> Quant
     if counts is not None and order is not None:
         counts = counts[order]
     host = closed(W) if isinstance(W, np.ndarray) or device is None else closed(W).to_host()
-    made = float4.coded(host, form, method, order, counts)
+    made = float4.coded(host, form, method, order, counts, matrices)
     matrix = QuantizedMatrix.from_parts(
         made.codes,
         made.scales,
