@@ -1,4 +1,6 @@
-"""Writes models as other tools do: GPTQ, AWQ, HQQ, compressed-tensors and GGUF, of random codes.
+"""Writes models as other tools do, of random codes.
+
+GPTQ, AWQ, HQQ, compressed-tensors, ModelOpt, gpt-oss and GGUF.
 
 Each function is given a folder that holds a float model, writes the quantised one into another, and
 returns the float weights that its codes stand for, by layer.
@@ -128,6 +130,84 @@ def compressed(bits: int, symmetric: bool) -> Callable[..., Any]:
     return lambda source, target: _write(source, target, layer, config)
 
 
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def _float4(shape: tuple[int, ...], rng: Any) -> tuple[torch.Tensor, np.ndarray]:
+    """Return random 4-bit floats, two a byte along the last axis, and what they stand for."""
+    codes = rng.integers(0, 16, shape).astype(np.uint8)
+    values = np.where(codes & 8, -1, 1) * _E2M1[codes & 7]
+    return torch.from_numpy(codes[..., 0::2] | codes[..., 1::2] << 4), values.astype(np.float32)
+
+
+def _powers(shape: tuple[int, ...], rng: Any) -> tuple[torch.Tensor, np.ndarray]:
+    """Return random exponents, and the powers of two they stand for."""
+    exponents = rng.integers(119, 124, shape).astype(np.uint8)
+    return torch.from_numpy(exponents), np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+
+
+def nvfp4(weight: str, whole: str, config: dict[str, Any]) -> Callable[..., Any]:
+    """Return a writer of NVFP4; weight, whole: names of the codes and of the number for all."""
+
+    def layer(m: int, n: int, rng: Any) -> tuple[Written, torch.Tensor]:
+        packed, values = _float4((m, n), rng)
+        scales = torch.from_numpy(rng.uniform(0.5, 400, (m, n // 16))).to(torch.float8_e4m3fn)
+        factor = np.float32(rng.uniform(1e-4, 2e-4))
+        parts = {
+            weight: packed,
+            "weight_scale": scales,
+            whole: torch.tensor(1 / factor if "global" in whole else factor),
+            "input_scale": torch.tensor(0.5),
+        }
+        if "global" in whole:
+            factor = np.float32(1 / np.float64(parts[whole].item()))
+        whole_codes = values * scales.float().numpy().repeat(16, axis=1)
+        return parts, torch.from_numpy(whole_codes * factor)
+
+    return lambda source, target: _write(source, target, layer, config)
+
+
+def mxfp4(source: Path, target: Path) -> Written:
+    """Write MXFP4 as compressed-tensors does."""
+
+    def layer(m: int, n: int, rng: Any) -> tuple[Written, torch.Tensor]:
+        packed, values = _float4((m, n), rng)
+        exponents, powers = _powers((m, n // 32), rng)
+        parts = {"weight_packed": packed, "weight_scale": exponents}
+        return parts, torch.from_numpy(values * powers.repeat(32, axis=1))
+
+    return _write(source, target, layer, _compressed("mxfp4-pack-quantized", 32))
+
+
+def _compressed(form: str, size: int) -> dict[str, Any]:
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": size}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 4}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def gpt_oss(source: Path, target: Path) -> Written:
+    """Write experts as gpt-oss keeps them; the weights that are returned are (experts, in, out)."""
+    rng, weights = np.random.default_rng(0), {}
+    state: Written = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            state[name] = tensor
+            continue
+        experts, width, height = tensor.shape
+        packed, values = _float4((experts, height, width), rng)
+        exponents, powers = _powers((experts, height, width // 32), rng)
+        state[f"{name}_blocks"] = packed.reshape(experts, height, width // 32, 16)
+        state[f"{name}_scales"] = exponents
+        weights[name] = torch.from_numpy(values * powers.repeat(32, axis=2)).swapaxes(1, 2)
+    _put(source, target, state, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return weights
+
+
 def _write(source: Path, target: Path, layer: Any, quantization: dict[str, Any]) -> Written:
     """Write a model whose linear layers but the head are quantised, in two files."""
     rng, weights = np.random.default_rng(0), {}
@@ -139,6 +219,11 @@ def _write(source: Path, target: Path, layer: Any, quantization: dict[str, Any])
             state |= {f"{path}.{part}": one.contiguous() for part, one in parts.items()}
         else:
             state[name] = tensor
+    _put(source, target, state, quantization)
+    return weights
+
+
+def _put(source: Path, target: Path, state: Written, quantization: dict[str, Any]) -> None:
     target.mkdir()
     names = sorted(state)
     halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -152,7 +237,6 @@ def _write(source: Path, target: Path, layer: Any, quantization: dict[str, Any])
     (target / "config.json").write_text(json.dumps(config))
     for file in source.glob("generation_config.json"):
         shutil.copy(file, target)
-    return weights
 
 
 WRITERS: dict[str, Callable[[Path, Path], Written]] = {
@@ -165,6 +249,13 @@ WRITERS: dict[str, Callable[[Path, Path], Written]] = {
     "compressed-tensors": compressed(4, True),
     "compressed-tensors, zero points": compressed(4, False),
     "compressed-tensors, 8 bits": compressed(8, True),
+    "compressed-tensors, nvfp4": nvfp4(
+        "weight_packed", "weight_global_scale", _compressed("nvfp4-pack-quantized", 16)
+    ),
+    "compressed-tensors, mxfp4": mxfp4,
+    "modelopt": nvfp4(
+        "weight", "weight_scale_2", {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    ),
 }
 
 
@@ -194,9 +285,8 @@ def gguf(source: Path, target: Path) -> Written:
         path, data, block = name.removesuffix(".weight"), tensor.numpy(), types.F32
         if data.ndim == 2:
             last = path.rpartition(".")[2]
-            block = {"q_proj": types.Q4_0, "k_proj": types.Q8_0, "up_proj": types.Q4_1}.get(
-                last, types.F16 if last == "lm_head" else types.Q8_0
-            )
+            kinds = {"q_proj": types.Q4_0, "up_proj": types.Q4_1, "down_proj": types.MXFP4}
+            block = kinds.get(last, types.F16 if last == "lm_head" else types.Q8_0)
         if kind == "llama" and path.endswith(("q_proj", "k_proj")):
             count = heads if path.endswith("q_proj") else config["num_key_value_heads"]
             data = data.reshape(count, 2, -1, data.shape[1]).swapaxes(1, 2).reshape(data.shape)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gemmule.torch import QuantLinear, load_checkpoint
+from gemmule.torch.experts import QuantStack
 
 
 def floats(folder: Path, name: str = "llama") -> Any:
@@ -40,6 +41,24 @@ def test_codes_of_other_tools(tool: str, name: str, tmp_path: Path) -> None:
     assert torch.equal(architectures.logits(again), architectures.logits(served))
 
 
+def test_experts_of_gpt_oss(tmp_path: Path) -> None:
+    model = floats(tmp_path / "floats", "gptoss")
+    weights = foreign.gpt_oss(tmp_path / "floats", tmp_path / "codes")
+    served = load_checkpoint(tmp_path / "codes", dtype=torch.float32)
+    layers = {n: one for n, one in served.named_modules() if isinstance(one, QuantStack)}
+    assert layers.keys() == weights.keys()
+    for path, layer in layers.items():
+        assert layer.format == "mxfp4"
+        assert np.array_equal(layer.stack.dequantize(), weights[path])
+        model.get_parameter(path).data = weights[path].contiguous()
+    torch.testing.assert_close(
+        architectures.logits(served), architectures.logits(model), rtol=1e-3, atol=1e-4
+    )
+    served.save_pretrained(tmp_path / "own")
+    again = type(served).from_pretrained(tmp_path / "own")
+    assert torch.equal(architectures.logits(again), architectures.logits(served))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bits": ({"quant_method": "gptq", "bits": 3}, "GPTQ by 3 bits"),
     "marlin": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin'"),
@@ -57,6 +76,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "g quantises activations",
     ),
+    "fp8 of ModelOpt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "ModelOpt by 'FP8'"),
     "other": ({"quant_method": "bitsandbytes"}, "'bitsandbytes'; read are gptq"),
     "none": ({}, "is None; read are"),
     "own": ({"quant_method": "gemmule"}, "from_pretrained"),

@@ -40,6 +40,23 @@ def test_a_folder_is_that_of_the_quantised_model(
     assert "quantised already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gptoss"])
+def test_folders_of_4_bit_floats(name: str, form: str, tmp_path: Path) -> None:
+    floats, out = tmp_path / "floats", tmp_path / "out"
+    architectures.build(name).save_pretrained(floats)
+    assert run(["quantize", str(floats), str(out), "--format", form, "--method", "rtn"]) == 0
+    kind, config = architectures.MODELS[name][0], GemmuleConfig(number_format=form)
+    here, there = (
+        kind.from_pretrained(out),
+        kind.from_pretrained(floats, quantization_config=config),
+    )
+    assert torch.equal(architectures.logits(here), architectures.logits(there))
+    layers = [one for one in here.modules() if isinstance(one, QuantLinear | QuantStack)]
+    assert layers
+    assert {one.format for one in layers} == {form}
+
+
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     floats, out, kind = tmp_path / "floats", tmp_path / "out", architectures.MODELS["llama"][0]
     architectures.build("llama").save_pretrained(floats)

@@ -248,7 +248,7 @@ FAULTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "metadata a number": ("strings to strings", metadata("bits", 4)),
     "no metadata": ("no quantised matrix", edited("__metadata__", value=None)),
     "no schema": ("no quantised matrix", metadata("gemmule_quantized_matrix", None)),
-    "later schema": ("schema '2' is unknown", metadata("gemmule_quantized_matrix", "2")),
+    "later schema": ("schema '3' is unknown", metadata("gemmule_quantized_matrix", "3")),
     "no codes": ("gap|bytes", edited("codes", value=None)),
     "unknown tensor": (
         r"unknown: \['bias'\]",

@@ -143,7 +143,7 @@ def test_the_codes_kill_another_order_of_awq(monkeypatch: pytest.MonkeyPatch) ->
         test_awq()
 
 
-KINDS = {"Q4_0": 0, "Q4_1": 4, "Q8_0": 0, "Q4_K": 4, "Q6_K": 0}
+KINDS = {"Q4_0": 0, "Q4_1": 4, "Q8_0": 0, "Q4_K": 4, "Q6_K": 0, "MXFP4": 0}
 
 
 def blocks(kind: str, m: int, n: int) -> np.ndarray:
@@ -180,7 +180,7 @@ def test_gguf_blocks(kind: str) -> None:
 
 def test_gguf_kills_swapped_halves(fault: Callable[..., Any]) -> None:
     fault(quant_gguf, "_nibbles", lambda sound, p, run: sound((p << 4) | (p >> 4), run))
-    for kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K"):
+    for kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "MXFP4"):
         with pytest.raises(AssertionError):
             test_gguf_blocks(kind)
 

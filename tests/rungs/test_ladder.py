@@ -23,12 +23,12 @@ from gemmule.arrays.interop import unwrap
 from gemmule.core.caches import forget_plans
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.host_rates import HostRates
-from gemmule.core.problem import INTEGERS, Problem, QuantSpec, numpy_dtype
+from gemmule.core.problem import FLOAT4_DTYPE, INTEGERS, Problem, QuantSpec, numpy_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Signature, _no_suggestion
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import Verdict, check
-from gemmule.oracle.problems import make_problem, nonfinite_cases
+from gemmule.oracle.problems import float4_spec, make_problem, nonfinite_cases
 from gemmule.rungs.matmul.cpu import _packed_blocks, _packed_operands, _tile, blas_upcast, packed
 from gemmule.rungs.matvec.cpu import prefetched_rows
 from gemmule.rungs.vecmat.cpu import panel_threads, panels
@@ -65,6 +65,10 @@ def specs(rung: Rung, signature: Signature) -> list[QuantSpec | None]:
         return [None]
     bits = 4 if signature[0] == "uint4" else 8
     kinds = "int8" if "int8" in rung.name else "float"
+    if signature[0] == FLOAT4_DTYPE:
+        pairs = itertools.product(range(2), (False, True))
+        found = [float4_spec(pick, transposed=turned) for pick, turned in pairs]
+        return [replace(one, activations=kinds) for one in found]
     groups = [
         (16, True, "float32"),
         (-1, False, "float16"),

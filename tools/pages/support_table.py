@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.problem import FLOAT4_DTYPE
 from gemmule.core.registry import ladder
 from gemmule.core.rung import BACKENDS
 from gemmule.storage import evidence
@@ -18,8 +19,9 @@ ROWS = {
     "complex64, complex128": ("complex64", "complex128"),
     "8-bit weights": ("uint8",),
     "4-bit weights": ("uint4",),
+    "4-bit floats (MXFP4, NVFP4)": (FLOAT4_DTYPE,),
 }
-WEIGHTS = ("8-bit weights", "4-bit weights")
+WEIGHTS = ("8-bit weights", "4-bit weights", "4-bit floats (MXFP4, NVFP4)")
 PRODUCTS = {"A x": "matvec", "x A": "vecmat", "A B": "matmul"}
 LIBRARIES = frozenset(
     {"blas", "upcast_blocks", "blas_upcast", "cublas", "dequantise_blas", "dequantise_library"}

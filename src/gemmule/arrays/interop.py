@@ -19,7 +19,7 @@ from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core import memory
 from gemmule.core.operand import Form, Operand, deciding, extent
-from gemmule.core.problem import DTYPES, QuantSpec, check_dtype, numpy_dtype
+from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, QuantSpec, check_dtype, numpy_dtype
 from gemmule.quant.library import refuse_without_data
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
@@ -134,13 +134,14 @@ def quantized_form(matrix: QuantizedMatrix) -> Form:
     spec = _spec(
         matrix.bits,
         matrix.group_size,
-        matrix.zeros is not None,
+        not matrix.symmetric,
         matrix.layout,
         matrix.scale_dtype,
         matrix.transposed,
         matrix.perm is not None,
     )
-    return Form(matrix.shape, (0, 0), f"uint{matrix.bits}", 16, spec)
+    dtype = FLOAT4_DTYPE if matrix.format else f"uint{matrix.bits}"
+    return Form(matrix.shape, (0, 0), dtype, 16, spec)
 
 
 _spec = functools.lru_cache(maxsize=256)(QuantSpec)

@@ -28,11 +28,14 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 COMPLEX = ("complex64", "complex128")
 DTYPES = FLOATS + FLOAT8 + INTEGERS + COMPLEX
 HALVES = ("float16", "bfloat16")
+FLOAT4 = {"float8_e8m0fnu": "mxfp4", "float8_e4m3fn": "nvfp4"}
+"""By the dtype of a quantised matrix's scales the format whose 4-bit codes are floats (e2m1)."""
+FLOAT4_DTYPE = "float4_e2m1fn"
 
 ITEMSIZE = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
-    "uint64": 8, "complex64": 8, "complex128": 16,
+    "uint64": 8, "complex64": 8, "complex128": 16, "float8_e8m0fnu": 1,
 }  # fmt: skip
 
 # Unit roundoff u of each floating dtype: round to nearest is wrong by at most u * |value|.
@@ -49,7 +52,7 @@ BYTES = ("int8", "uint8")
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """Return the NumPy dtype of a dtype name; bfloat16 and float8 come from ml_dtypes."""
-    if name in ("bfloat16", *FLOAT8):
+    if name in ("bfloat16", *FLOAT8, *FLOAT4):
         with fork.WHOLE:
             import ml_dtypes
 
@@ -150,6 +153,11 @@ class QuantSpec:
     activations: str = "float"
     exact: bool = False
 
+    @property
+    def format(self) -> str:
+        """``"int4"``, ``"int8"``, or of 4-bit floats ``"mxfp4"`` or ``"nvfp4"``."""
+        return FLOAT4.get(self.scale_dtype, f"int{self.bits}")
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -246,7 +254,7 @@ def describe_quant(spec: QuantSpec) -> str:
     """Return a short name of a quantisation, such as ``int4 g128 zeros``."""
     group = {None: "per matrix", -1: "per row"}.get(spec.group_size, f"g{spec.group_size}")
     zeros = " zeros" if spec.has_zeros else ""
-    return f"int{spec.bits} {group}{zeros}{' transposed' if spec.transposed else ''}"
+    return f"{spec.format} {group}{zeros}{' transposed' if spec.transposed else ''}"
 
 
 def _stored_bytes(spec: QuantSpec | None, rows: int, cols: int) -> int:

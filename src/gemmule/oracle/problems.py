@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.core.problem import COMPLEX, INTEGERS, Problem, QuantSpec
+from gemmule.core.problem import COMPLEX, FLOAT4, FLOAT4_DTYPE, INTEGERS, Problem, QuantSpec
 from gemmule.core.rung import Signature, floats, integers, same
 from gemmule.oracle.inputs import VIEWS, Case, natural_alignment
 from gemmule.oracle.values import placements
+from gemmule.quant.float4 import GROUP_SIZES
 
 EDGE_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 # (m, n, k) of whole tiles and whole vectors: what is left over at other sizes hides a tile that was
@@ -32,8 +33,9 @@ ALL_SIGNATURES: tuple[Signature, ...] = (
     *integers(),
     *same("complex64", "complex128"),
 )
+_CODES = ("uint4", "uint8", FLOAT4_DTYPE)
 QUANTIZED_SIGNATURES: tuple[Signature, ...] = tuple(
-    (a, b, b) for a in ("uint4", "uint8") for b in ("float32", "float16", "bfloat16")
+    (a, b, b) for a in _CODES for b in ("float32", "float16", "bfloat16")
 )
 _GROUPS = (None, -1, 3, 16, 32, 128)
 
@@ -164,7 +166,7 @@ def random_case(
         "layout_a": layouts[int(draw(len(layouts)))],
         "layout_b": "row" if op == "matvec" else layouts[spare % len(layouts)],
     }
-    quantized = signature[0] in ("uint4", "uint8") and signature[1] not in INTEGERS
+    quantized = signature[0] in _CODES and signature[1] not in INTEGERS
     if quantized:
         options |= {"quant": _random_quant(rng, signature), "layout_a": "row"}
     if batch_pick < 6:  # batches of 2, 3, rarely 0; one operand shared in two cases of three
@@ -193,8 +195,16 @@ def values_by(pick: int, seed: int, problem: Problem) -> tuple[str, int]:
     return kind, seed
 
 
+def float4_spec(pick: int, *, transposed: bool = False, has_perm: bool = False) -> QuantSpec:
+    """Return how one of the formats of 4-bit floats is stored."""
+    dtype, name = [*FLOAT4.items()][pick]
+    return QuantSpec(4, GROUP_SIZES[name], False, "row", dtype, transposed, has_perm)
+
+
 def _random_quant(rng: np.random.Generator, signature: Signature) -> QuantSpec:
     group, flags, scale = (int(v) for v in rng.integers(0, (len(_GROUPS), 8, 3)))
+    if signature[0] == FLOAT4_DTYPE:
+        return float4_spec(flags & 1, transposed=bool(flags & 2), has_perm=flags & 4 == 4)
     return QuantSpec(
         bits=4 if signature[0] == "uint4" else 8,
         group_size=_GROUPS[group],

@@ -158,7 +158,10 @@ def _real_forms(a: Array, b: Array) -> tuple[Doubles, Doubles]:
 
 
 def dequantized(q: QuantizedMatrix) -> tuple[Doubles, Doubles]:
-    """Return ``s (c - z)`` and ``|s| (c + |z|)`` in float64, read from the codes themselves."""
+    """Return ``s (c - z)`` and ``|s| (c + |z|)`` in float64, read from the codes themselves.
+
+    Of codes that are floats the weights and their sizes: there is no difference that cancels.
+    """
     stored = q if q.layout == "row" else q.to(layout="row")
     m, n = stored.stored_shape
     if q.bits == 4:
@@ -169,6 +172,8 @@ def dequantized(q: QuantizedMatrix) -> tuple[Doubles, Doubles]:
     else:
         codes = stored.codes.astype(np.float64)
     scales = stored.scales.astype(np.float64)
+    if q.format is not None:
+        return _of_floats(q, stored, codes[:, :n].astype(np.uint8), scales)
     middle = np.full(scales.shape, 2.0 ** (q.bits - 1))
     zeros = middle if q.zeros is None else q.zeros.astype(np.float64)
     if q.group_size is not None and q.group_size > 0:
@@ -179,6 +184,22 @@ def dequantized(q: QuantizedMatrix) -> tuple[Doubles, Doubles]:
         back = np.argsort(q.perm)
         weights, sizes = weights[:, back], sizes[:, back]
     return (weights.T, sizes.T) if q.transposed else (weights, sizes)
+
+
+def _of_floats(
+    q: QuantizedMatrix, stored: QuantizedMatrix, codes: NDArray[np.uint8], scales: Doubles
+) -> tuple[Doubles, Doubles]:
+    """Return weights of 4-bit floats, exact in float64, and their sizes."""
+    import ml_dtypes
+
+    group = np.arange(codes.shape[1]) // (32 if q.format == "mxfp4" else 16)
+    weights = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64) * scales[:, group]
+    if stored.factors is not None:
+        weights = weights * stored.factors.astype(np.float64)
+    if q.perm is not None:
+        weights = weights[:, np.argsort(q.perm)]
+    weights = weights.T if q.transposed else weights
+    return weights, np.abs(weights)
 
 
 def nonfinite_map(a: Doubles, b: Doubles, *, quantized: bool = False) -> NDArray[np.int8]:

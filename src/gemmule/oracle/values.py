@@ -12,8 +12,17 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.core.problem import COMPLEX, FLOAT8, UNIT_ROUNDOFF, Problem, QuantSpec, numpy_dtype
+from gemmule.core.problem import (
+    COMPLEX,
+    FLOAT4,
+    FLOAT8,
+    UNIT_ROUNDOFF,
+    Problem,
+    QuantSpec,
+    numpy_dtype,
+)
 from gemmule.oracle.weights import quantized_weights
+from gemmule.quant import float4
 from gemmule.quant.layouts import pack_nibbles
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -208,6 +217,8 @@ def _quantized(
         q = quantized_weights(rng, spec, rows, cols, problem.b)
         q = q.T if spec.transposed else q
         return q if spec.layout == "row" else q.to(layout=spec.layout)
+    if spec.scale_dtype in FLOAT4:
+        return _floats(rng, spec, (rows, cols), top, exact=exact)
     codes = rng.integers(0, top + 1, (rows, cols), dtype=np.uint8)
     middle = 2 ** (spec.bits - 1)
     if not spec.has_zeros and top < 2**spec.bits - 1:
@@ -233,6 +244,34 @@ def _quantized(
         scales.astype(numpy_dtype(spec.scale_dtype)),
         zeros,
         shape=(rows, cols),
+        bits=spec.bits,
+        group_size=spec.group_size,
+        perm=rng.permutation(cols).astype(np.int32) if spec.has_perm else None,
+        transposed=spec.transposed,
+    )
+    return q if spec.layout == "row" else q.to(layout=spec.layout)
+
+
+def _floats(
+    rng: np.random.Generator, spec: QuantSpec, shape: tuple[int, int], top: int, *, exact: bool
+) -> QuantizedMatrix:
+    """Return random codes that are 4-bit floats, of halves up to `top`."""
+    (rows, cols), size = shape, int(spec.group_size or 1)
+    known = np.flatnonzero(2 * np.abs(float4.VALUES) <= top).astype(np.uint8)
+    codes = rng.choice(known, shape)
+    groups = (rows, -(-cols // size))
+    powers, parts = np.array([1.0, 2.0])[rng.integers(0, 2, groups)], rng.uniform(0.5, 2.0, groups)
+    factors = None
+    if FLOAT4[spec.scale_dtype] == "nvfp4":
+        powers *= rng.choice([-1.0, 1.0], groups)
+        factors = 2.0 ** rng.integers(0, 1 if exact else 9, (rows, 1))
+        if not exact:
+            factors *= rng.uniform(0.5, 1.0, factors.shape)
+    q = QuantizedMatrix.from_parts(
+        pack_nibbles(codes),
+        (powers if exact else parts).astype(np.float32).astype(numpy_dtype(spec.scale_dtype)),
+        None if factors is None else factors.astype(np.float32),
+        shape=shape,
         bits=spec.bits,
         group_size=spec.group_size,
         perm=rng.permutation(cols).astype(np.int32) if spec.has_perm else None,

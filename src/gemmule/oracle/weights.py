@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.core.problem import QuantSpec
+from gemmule.core.problem import FLOAT4, QuantSpec
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 
-LARGEST_SCALE = {"float16": 2.0**10, "float32": 2.0**60, "bfloat16": 2.0**60}
+LARGEST_SCALE = {"float16": 2.0**10} | dict.fromkeys(("float32", "bfloat16", *FLOAT4), 2.0**60)
 METHODS = ("rtn", "mse", "hqq", "hqq")
 
 
@@ -23,6 +23,11 @@ def quantized_weights(
     beside: the dtype of what they meet, and whose range they have: some kernels round them to it.
     """
     method = METHODS[int(rng.integers(4 if spec.has_zeros else 2))]
+    perm = rng.permutation(columns).astype(np.int32) if spec.has_perm else None
+    form = FLOAT4.get(spec.scale_dtype)
+    if form is not None:
+        weights = extreme_groups(rng, rows, columns, spec, beside)
+        return quantize(weights, method=method, perm=perm, format=form)  # type: ignore[arg-type]
     return quantize(
         extreme_groups(rng, rows, columns, spec, beside),
         4 if spec.bits == 4 else 8,
@@ -30,7 +35,7 @@ def quantized_weights(
         not spec.has_zeros,
         spec.scale_dtype,  # type: ignore[arg-type]
         method=method,  # type: ignore[arg-type]
-        perm=rng.permutation(columns).astype(np.int32) if spec.has_perm else None,
+        perm=perm,
     )
 
 

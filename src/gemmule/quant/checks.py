@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.core.problem import FLOAT4
+from gemmule.quant import float4
 from gemmule.quant.layouts import Codes, Layout
 from gemmule.quant.library import is_known, library_of
 from gemmule.quant.rounding import dtype_name, group_count
@@ -23,7 +25,7 @@ FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 _MAX_SIZE = 1 << 40
 _MOST_ZERO = 2.0**32
-_SCHEMA = "1"
+_SCHEMA, _OF_FLOATS = "1", "2"  # of 4-bit floats, which earlier versions do not read
 _SCHEMA_KEY = "gemmule_quantized_matrix"
 _COUNT = re.compile(r"0|[1-9][0-9]{0,12}")
 
@@ -182,12 +184,25 @@ def codes(value: Codes, stored: tuple[int, int], bits: int, layout: Layout) -> C
 
 
 def scales(
-    value: NDArray[Any], stored: tuple[int, int], group_size: int | None, layout: Layout
+    value: NDArray[Any], stored: tuple[int, int], bits: int, group_size: int | None, layout: Layout
 ) -> NDArray[Any]:
-    """Require finite float32, float16 or bfloat16, one for each group; in the layout's order."""
+    """Require finite float32, float16 or bfloat16, one for each group; in the layout's order.
+
+    Or of 8 bits, of codes that are floats in groups of the size that belongs to them.
+    """
     array = _host_array("scales", value)
-    if dtype_name(array) not in SCALE_DTYPES:
-        raise TypeError(f"scales have dtype {array.dtype}, but must be {', '.join(SCALE_DTYPES)}")
+    name = dtype_name(array)
+    if name not in (*SCALE_DTYPES, *FLOAT4):
+        raise TypeError(
+            f"scales have dtype {array.dtype}, but must be {', '.join(SCALE_DTYPES)}, or of codes "
+            f"that are floats {', '.join(FLOAT4)}"
+        )
+    own = float4.GROUP_SIZES.get(FLOAT4.get(name, ""), group_size)
+    if name in FLOAT4 and (bits, group_size) != (float4.BITS, own):
+        raise ValueError(
+            f"scales of {name} are those of {FLOAT4[name]}, with 4 bits and group_size {own}; got "
+            f"{bits} bits and group_size {group_size}"
+        )
     return read_only(_per_group("scales", array, stored, group_size), layout.scale_order)
 
 
@@ -215,6 +230,34 @@ def zeros(
             "are all alike, a scale of their size"
         )
     return read_only(array, layout.scale_order)
+
+
+def zeros_or_factors(
+    value: Any,
+    of_scales: NDArray[Any],
+    stored: tuple[int, int],
+    group_size: int | None,
+    layout: Layout,
+) -> Any:
+    """Require what lies beside scales: zero points or None, or what 4-bit floats have instead."""
+    if (name := dtype_name(of_scales)) in FLOAT4:
+        return factors(value, stored[0], name)
+    return None if value is None else zeros(value, stored, group_size, layout)
+
+
+def factors(value: NDArray[np.float32] | None, m: int, scale_dtype: str) -> Any:
+    """Require what 4-bit floats have in place of zero points: of NVFP4 a float32 for each row."""
+    if FLOAT4[scale_dtype] == "mxfp4":
+        if value is not None:
+            raise ValueError("zeros are given, but MXFP4 has no zero points: give None")
+        return None
+    array = _host_array("zeros", value)
+    if array.shape != (m, 1) or dtype_name(array) != "float32" or not np.isfinite(array).all():
+        raise ValueError(
+            "zeros of NVFP4 are what each row's scales are multiplied by, finite float32 of shape "
+            f"{(m, 1)}; got {array.dtype} of shape {array.shape}"
+        )
+    return read_only(array)
 
 
 def _per_group(
@@ -274,11 +317,11 @@ def read_only(array: NDArray[Any], order: Literal["C", "F"] = "C") -> NDArray[An
 
 
 def to_metadata(
-    stored: tuple[int, int], bits: int, group_size: int | None, transposed: bool
+    stored: tuple[int, int], bits: int, group_size: int | None, transposed: bool, *, floats: bool
 ) -> dict[str, str]:
     """Return what a file has to say beside its arrays."""
     return {
-        _SCHEMA_KEY: _SCHEMA,
+        _SCHEMA_KEY: _OF_FLOATS if floats else _SCHEMA,
         "rows": str(stored[0]),
         "columns": str(stored[1]),
         "bits": str(bits),
@@ -291,10 +334,10 @@ def file_parts(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str])
     """Return the arguments of `from_parts` from a file's arrays and metadata."""
     if _SCHEMA_KEY not in metadata:
         raise ValueError(f"no quantised matrix: the metadata have no {_SCHEMA_KEY!r}")
-    if metadata[_SCHEMA_KEY] != _SCHEMA:
+    if metadata[_SCHEMA_KEY] not in (_SCHEMA, _OF_FLOATS):
         raise ValueError(
-            f"schema {metadata[_SCHEMA_KEY]!r} is unknown; this version reads schema {_SCHEMA}: "
-            "update gemmule, or save the matrix again"
+            f"schema {metadata[_SCHEMA_KEY]!r} is unknown; this version reads schema {_SCHEMA} to "
+            f"{_OF_FLOATS}: update gemmule, or save the matrix again"
         )
     missing = {"codes", "scales"} - tensors.keys()
     surplus = tensors.keys() - {"codes", "scales", "zeros", "perm"}

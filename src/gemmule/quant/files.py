@@ -2,7 +2,7 @@
 
 A file is untrusted input: `read_tensors` checks every number in it before it is used, reads
 nothing but the bytes the header names, and raises ValueError for anything that is not a plain,
-gap-free file of the dtypes below. NumPy is the only import, bfloat16 apart (ml_dtypes).
+gap-free file of the dtypes below. NumPy is the only import, dtypes it lacks apart (ml_dtypes).
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -31,7 +31,10 @@ _NAME_TO_TAG = {
     "float16": "F16",
     "bfloat16": "BF16",
     "float32": "F32",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
 }
+NOT_NUMPYS = ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu")
 _TAG_TO_NAME = {tag: name for name, tag in _NAME_TO_TAG.items()}
 _MAX_HEADER_BYTES = 1 << 16
 """A header of a handful of arrays takes under 1 KiB; the cap bounds what a hostile one can cost."""
@@ -44,20 +47,20 @@ _TAKEN = "pass overwrite=True to replace it"
 
 
 def named_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype called ``name``; bfloat16 comes from ml_dtypes, imported here only.
+    """Return the NumPy dtype called ``name``; those NumPy lacks come from ml_dtypes.
 
-    Raises ImportError, saying what to install, when bfloat16 is asked for without ml_dtypes.
+    Raises ImportError, saying what to install, when one of these is asked for without ml_dtypes.
     """
-    if name != "bfloat16":
+    if name not in NOT_NUMPYS:
         return np.dtype(name)
     try:
         import ml_dtypes
     except ImportError as error:
         raise ImportError(
-            "NumPy has no bfloat16; install the package ml_dtypes to use it"
+            f"NumPy has no {name}; install the package ml_dtypes to use it"
         ) from error
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return found
 
 
 def model_files(path: FilePath) -> Path | dict[str, Path]:
@@ -110,10 +113,10 @@ def write_tensors(
 ) -> None:
     """Write arrays and string metadata to ``path`` as safetensors, all or nothing.
 
-    ``tensors``: C-contiguous arrays of uint8, int32, float16, bfloat16 or float32, laid down in the
-    given order without gaps. The file appears under its name only when it is complete and on disk;
-    an existing file is replaced only with ``overwrite``, else FileExistsError, and kept when
-    writing fails. Its mode follows the umask. Raises OSError as `open` does.
+    ``tensors``: C-contiguous arrays of the dtypes above, laid down in the given order without gaps.
+    The file appears under its name only when it is complete and on disk; an existing file is
+    replaced only with ``overwrite``, else FileExistsError, and kept when writing fails. Its mode
+    follows the umask. Raises OSError as `open` does.
     """
     target = Path(path)
     header = _header(tensors, metadata)

@@ -1,4 +1,6 @@
-"""Quantised weights as other tools store them, code by code: GPTQ, AWQ, HQQ, compressed-tensors.
+"""Quantised weights as other tools store them, code by code.
+
+GPTQ, AWQ, HQQ, compressed-tensors, and 4-bit floats as gpt-oss and ModelOpt keep them.
 
 Each function takes one layer's arrays, which need not be trusted, and returns the `QuantizedMatrix`
 ``W (out features, in features)`` of the same codes. TypeError for a wrong dtype, ValueError for
@@ -8,6 +10,8 @@ shapes and values that do not belong together. `read_layer` finds the arrays in 
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,20 +19,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.quant import checks
+from gemmule.core.problem import FLOAT4
+from gemmule.quant import checks, float4
 from gemmule.quant.checks import SCALE_DTYPES
-from gemmule.quant.files import FilePath, model_files
+from gemmule.quant.files import FilePath, model_files, named_dtype
 from gemmule.quant.layouts import Codes, pack_nibbles
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.rounding import dtype_name
+from gemmule.quant.stack import QuantizedStack
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Column j of eight lies in nibble ``AWQ_ORDER[j]`` of a word."""
 KEYS = (
     "qweight", "qzeros", "scales", "g_idx", "W_q", "scale", "zero", "nbits", "axis", "shape",
     "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx",
+    "weight", "weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale",
 )  # fmt: skip
 _TAGS = frozenset(["U8", "I8", "I32", "U32", "I64", "F16", "BF16", "F32", "F64", "BOOL"])
+_OF_FLOAT4 = {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}  # not NumPy's
 
 
 def from_gptq(
@@ -168,8 +176,58 @@ def from_compressed(
     return _matrix(codes if perm is None else codes[:, perm], scale, zeros, bits, size, perm)
 
 
+def from_float4(
+    packed: NDArray[np.uint8], scale: NDArray[Any], factor: float | None = None
+) -> QuantizedMatrix:
+    """Return the matrix of a layer whose codes are 4-bit floats, MXFP4 or NVFP4.
+
+    - ``packed``: uint8 ``(m, n / 2)``, the lower half of a byte before the upper.
+    - ``scale``: ``(m, n / 32)`` of uint8 or float8_e8m0fnu (MXFP4), or ``(m, n / 16)`` of
+      float8_e4m3fn (NVFP4). ``factor``: of NVFP4, what all scales are multiplied by: ModelOpt's
+      ``weight_scale_2``, one over compressed-tensors' ``weight_global_scale``.
+
+    >>> codes, two = np.full((1, 16), 0xA2, np.uint8), np.array([[128]], np.uint8)
+    >>> from_float4(codes, two).dequantize()[0, :2]
+    array([ 2., -2.], dtype=float32)
+    """
+    m, half = _shape("packed", packed, "uint8", 2)
+    _array("scale", scale)
+    if scale.dtype == np.uint8:
+        scale = scale.view(named_dtype("float8_e8m0fnu"))
+    form = FLOAT4.get(scale.dtype.name)
+    if form is None:
+        raise TypeError(f"scale has dtype {scale.dtype}, but must be uint8 or {', '.join(FLOAT4)}")
+    if (form == "nvfp4") != (factor is not None):
+        raise ValueError(f"a factor belongs to NVFP4 and to nothing else; got {factor} of {form}")
+    size = float4.GROUP_SIZES[form]
+    _expect("scale", scale, scale.dtype.name, (m, 2 * half // size))
+    return QuantizedMatrix.from_parts(
+        packed,
+        scale,
+        None if factor is None else np.full((m, 1), factor, np.float32),
+        shape=(m, 2 * half),
+        bits=float4.BITS,
+        group_size=size,
+    )
+
+
+def from_gpt_oss(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> QuantizedStack:
+    """Return a projection of the experts of gpt-oss, whose codes are MXFP4.
+
+    blocks: uint8 (experts, out, in / 32, 16). scales: uint8 (experts, out, in / 32).
+
+    >>> from_gpt_oss(np.zeros((4, 6, 2, 16), np.uint8), np.zeros((4, 6, 2), np.uint8)).shape
+    (4, 64, 6)
+    """
+    experts, rows, groups, nbytes = _shape("blocks", blocks, "uint8", 4)
+    _expect("scales", scales, "uint8", (experts, rows, groups))
+    codes = blocks.reshape(experts * rows, groups * nbytes)
+    matrix = from_float4(codes, scales.reshape(experts * rows, groups))
+    return QuantizedStack.from_matrix(matrix, experts)
+
+
 def read_layer(path: FilePath, name: str, *, stored_zero: int = 1) -> QuantizedMatrix:
-    """Return the layer `name` of a model that GPTQ, AWQ, HQQ or compressed-tensors wrote.
+    """Return the layer `name` of a model by GPTQ, AWQ, HQQ, compressed-tensors or ModelOpt.
 
     path: a safetensors file, the ``.safetensors.index.json`` of a model in several, or the folder
     of either. Which tool it was, and how many bits, the tensors ``name.qweight`` or ``name.W_q``
@@ -215,11 +273,23 @@ def _tensors_of(path: Path, wanted: Iterable[str]) -> Iterator[tuple[str, NDArra
         with safe_open(path, "numpy") as file:
             for name in set(file.keys()).intersection(wanted):
                 tag = file.get_slice(name).get_dtype()
-                if tag not in _TAGS:
+                own = _OF_FLOAT4.get(tag) if name.endswith(".weight_scale") else None
+                if tag not in _TAGS and own is None:
                     raise TypeError(f"{path}: {name} has dtype {tag}, which no such layer has")
-                yield name, file.get_tensor(name)
+                yield name, file.get_tensor(name) if own is None else _bytes_of(path, name, own)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable .safetensors file: {error}") from None
+
+
+def _bytes_of(path: Path, name: str, dtype: str) -> NDArray[Any]:
+    """Return a tensor of a dtype that NumPy lacks, of a file that safetensors has opened."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        entry = json.loads(file.read(length))[name]
+        begin, end = entry["data_offsets"]
+        file.seek(8 + length + begin)
+        data = np.frombuffer(file.read(end - begin), named_dtype(dtype))
+    return data.reshape(entry["shape"])
 
 
 def of_tensors(tensors: dict[str, NDArray[Any]], stored_zero: int) -> QuantizedMatrix:
@@ -227,20 +297,38 @@ def of_tensors(tensors: dict[str, NDArray[Any]], stored_zero: int) -> QuantizedM
 
     KeyError for one that is missing beside the others, ValueError and TypeError as the readers.
     """
+    packed = tensors.get("weight", tensors.get("weight_packed"))
+    if packed is not None and packed.dtype == np.uint8:
+        return from_float4(packed, tensors["weight_scale"], _factor_of(tensors))
     if "weight_packed" in tensors:
-        return from_compressed(**{key.removeprefix("weight_"): t for key, t in tensors.items()})
+        own = {
+            name: tensors[f"weight_{name}"]
+            for name in ("packed", "scale", "shape", "zero_point", "g_idx")
+            if f"weight_{name}" in tensors
+        }
+        return from_compressed(**own)
     if "W_q" in tensors:
         bits, axis = (_numbers(key, tensors[key], 1)[0] for key in ("nbits", "axis"))
         rows, columns = _numbers("shape", tensors["shape"], 2)
         codes, scale, zero = (tensors[key] for key in ("W_q", "scale", "zero"))
         return from_hqq(codes, scale, zero, shape=(rows, columns), bits=bits, axis=axis)
-    packed = tensors["qweight"], tensors["qzeros"], tensors["scales"]
+    parts = tensors["qweight"], tensors["qzeros"], tensors["scales"]
     names = ("qweight", "qzeros", "scales")
-    words, zeros, m = (_shape(*each, None, 2)[1] for each in zip(names, packed, strict=True))
+    words, zeros, m = (_shape(*each, None, 2)[1] for each in zip(names, parts, strict=True))
     if words != m:
-        return from_awq(*packed)
+        return from_awq(*parts)
     bits = 8 if 4 * zeros >= m else 4
-    return from_gptq(*packed, tensors.get("g_idx"), bits=bits, stored_zero=stored_zero)
+    return from_gptq(*parts, tensors.get("g_idx"), bits=bits, stored_zero=stored_zero)
+
+
+def _factor_of(tensors: dict[str, NDArray[Any]]) -> float | None:
+    """Return what scales are multiplied by: ModelOpt's number, one over compressed-tensors'."""
+    for key in {"weight_scale_2", "weight_global_scale"} & tensors.keys():
+        one = tensors[key]
+        if one.size != 1 or one.dtype != np.float32 or not np.isfinite(one).all() or not one.any():
+            raise ValueError(f"{key} is {one!r}, but must be one float32 that is not 0")
+        return float(one.item() if key == "weight_scale_2" else 1 / np.float64(one.item()))
+    return None
 
 
 def _numbers(name: str, tensor: NDArray[Any], count: int) -> list[int]:

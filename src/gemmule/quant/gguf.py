@@ -1,4 +1,4 @@
-"""GGUF's blocks as quantised matrices, code by code: Q4_0, Q4_1, Q8_0, Q4_K and Q6_K.
+"""GGUF's blocks as quantised matrices, code by code: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K and MXFP4.
 
 `from_gguf` takes a tensor's bytes; `read_gguf` gets them from a file (see `gguf_file`).
 Layout of the blocks: https://github.com/ggml-org/ggml, ggml-common.h. A Q6_K code is kept in eight
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.quant import checks, gguf_file
-from gemmule.quant.files import FilePath
+from gemmule.quant.files import FilePath, named_dtype
 from gemmule.quant.layouts import Codes, pack_nibbles
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -37,12 +37,12 @@ class _Kind(NamedTuple):
 def from_gguf(data: NDArray[np.uint8], kind: str, shape: tuple[int, int]) -> QuantizedMatrix:
     """Return the matrix ``(m, n)`` whose rows of blocks of a kind are `data`.
 
-    kind: ``"Q4_0"``, ``"Q4_1"``, ``"Q8_0"``, ``"Q4_K"`` or ``"Q6_K"``; n is a multiple of the
-    block's 32 or 256 weights. Codes are GGUF's own; scales are exact, and so are weights without an
-    offset; of Q4_1 and Q4_K, whose weights are ``scale * code + offset``, the zero point is
-    ``-offset / scale`` rounded to float32. A block whose codes count for less than that rounding,
-    such as one of scale 0, gets scale 1, code 0 and the offset; one of zeros gets scale 0.
-    ValueError for other kinds, sizes that disagree and numbers that are not finite.
+    kind: ``"Q4_0"``, ``"Q4_1"``, ``"Q8_0"``, ``"Q4_K"``, ``"Q6_K"`` or ``"MXFP4"``; n is a multiple
+    of the block's 32 or 256 weights. Codes are GGUF's own; scales are exact, and so are weights
+    without an offset; of Q4_1 and Q4_K, whose weights are ``scale * code + offset``, the zero point
+    is ``-offset / scale`` rounded to float32. A block whose codes count for less than that
+    rounding, such as one of scale 0, gets scale 1, code 0 and the offset; one of zeros gets scale
+    0. ValueError for other kinds, sizes that disagree and numbers that are not finite.
 
     >>> block = np.array([[0, 0x3C] + [0x98] * 16], np.uint8)  # scale 1; codes 8, then 9
     >>> from_gguf(block, "Q4_0", (1, 32)).dequantize()[0, [0, 16]].tolist()
@@ -139,6 +139,11 @@ def _q6_k(blocks: Codes) -> Parts:
     return (low | (high & 3) << 4) + np.uint8(96), scale * factors, None
 
 
+def _mxfp4(blocks: Codes) -> Parts:
+    scales = np.ascontiguousarray(blocks[:, :1]).view(named_dtype("float8_e8m0fnu"))
+    return _nibbles(blocks[:, 1:], 16), scales, None
+
+
 def _offset(codes: Codes, scales: Floats, offsets: Floats) -> Parts:
     """Return ``scale * code + offset`` as scales and zero points, one a group."""
     flat = np.abs(scales) * np.float32(_LOST) <= np.abs(offsets)
@@ -155,6 +160,7 @@ _KINDS = {
     "Q8_0": _Kind(32, 34, 32, 8, _q8_0),
     "Q4_K": _Kind(256, 144, 32, 4, _q4_k),
     "Q6_K": _Kind(256, 210, 16, 8, _q6_k),
+    "MXFP4": _Kind(32, 17, 32, 4, _mxfp4),
 }
 
 

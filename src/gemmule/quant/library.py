@@ -19,7 +19,7 @@ from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.memory import check_map, whole_lines
 from gemmule.core.operand import c_strides
-from gemmule.quant.files import named_dtype
+from gemmule.quant.files import NOT_NUMPYS, named_dtype
 
 Array = Any
 log = logging.getLogger("gemmule")
@@ -124,9 +124,11 @@ def closed(array: Array) -> Array:
     if isinstance(array, np.ndarray):
         return array
     if library_of(array).is_torch and not array.is_cuda:
-        if str(array.dtype) != "torch.bfloat16":
+        name = str(array.dtype).removeprefix("torch.")
+        if name not in NOT_NUMPYS:
             return array.numpy()
-        return array.view(sys.modules["torch"].uint16).numpy().view(named_dtype("bfloat16"))
+        bits = getattr(sys.modules["torch"], f"uint{8 * array.itemsize}")
+        return array.view(bits).numpy().view(named_dtype(name))
     dtype, strides = str(array.dtype).removeprefix("torch."), c_strides(tuple(array.shape))
     if library_of(array).is_torch:
         place, ordinal = array.data_ptr(), array.get_device()

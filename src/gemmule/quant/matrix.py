@@ -1,6 +1,7 @@
 """Quantised matrices: 8-bit and 4-bit codes with a scale and a zero point for each group.
 
-A weight is ``w = scale * (code - zero)``. `quantize` makes a `QuantizedMatrix` from floats,
+A weight is ``w = scale * (code - zero)``; where codes are floats of 4 bits, scale times what the
+code stands for. `quantize` makes a `QuantizedMatrix` from floats,
 `QuantizedMatrix.from_parts` from codes, scales and zero points that already exist.
 """
 
@@ -15,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.operand import Factor, multiplied
+from gemmule.core.problem import FLOAT4
 from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
-from gemmule.quant import library, places, shards
+from gemmule.quant import float4, library, places, shards
 from gemmule.quant import rounding as rounding
 from gemmule.quant.cuda import dequantise, fragment_order
 from gemmule.quant.files import FilePath, check_target, named_dtype, read_tensors, write_tensors
@@ -48,7 +50,10 @@ class QuantizedMatrix(Factor):
     - ``scales``: float32, float16 or bfloat16, ``(m, n_groups)``: ``(m, ceil(n / group_size))``,
       ``(m, 1)`` for group size -1 (a row), ``(1, 1)`` for None (the whole matrix). The layout says
       in which order they lie in memory.
-    - ``zeros``: float32 of the shape of ``scales``, or None for ``2^(bits-1)`` everywhere.
+      Of dtype float8_e8m0fnu or float8_e4m3fn they say that codes are 4-bit floats, MXFP4 or NVFP4
+      (see `format` and `gemmule.quant.float4`).
+    - ``zeros``: float32 of the shape of ``scales``, or None for ``2^(bits-1)`` everywhere. 4-bit
+      floats have no zero points: of MXFP4 None, of NVFP4 `factors`.
     - ``perm``: None, or int32 ``(n,)``, a permutation: stored column j is column ``perm[j]`` of the
       matrix. So ``stored = W[:, perm]`` and ``W @ x = stored @ x[perm]`` (GPTQ's act-order, with
       ``perm = argsort(g_idx)``).
@@ -126,8 +131,8 @@ class QuantizedMatrix(Factor):
         order = get_layout(layout)
         return cls(
             codes=checks.codes(codes, shape, bits, order),
-            scales=checks.scales(scales, shape, group_size, order),
-            zeros=None if zeros is None else checks.zeros(zeros, shape, group_size, order),
+            scales=checks.scales(scales, shape, bits, group_size, order),
+            zeros=checks.zeros_or_factors(zeros, scales, shape, group_size, order),
             perm=None if perm is None else checks.perm(perm, shape[1]),
             stored_shape=shape,
             bits=bits,
@@ -169,8 +174,18 @@ class QuantizedMatrix(Factor):
 
     @property
     def symmetric(self) -> bool:
-        """Whether the zero point is ``2^(bits-1)`` everywhere and not stored."""
-        return self.zeros is None
+        """Whether no zero points are stored: of integers all are ``2^(bits-1)``, of floats 0."""
+        return self.zeros is None or self.format is not None
+
+    @property
+    def format(self) -> str | None:
+        """``"mxfp4"`` or ``"nvfp4"`` where codes are 4-bit floats, else None."""
+        return FLOAT4.get(self.scale_dtype)
+
+    @property
+    def factors(self) -> Array | None:
+        """Of NVFP4 what each row's scales are multiplied by, float32 ``(m, 1)``; else None."""
+        return self.zeros if self.format == "nvfp4" else None
 
     @property
     def n_groups(self) -> int:
@@ -179,12 +194,12 @@ class QuantizedMatrix(Factor):
 
     @property
     def dtype_name(self) -> str:
-        """``"int4"`` or ``"int8"``."""
-        return f"int{self.bits}"
+        """``"int4"``, ``"int8"``, ``"mxfp4"`` or ``"nvfp4"``."""
+        return self.format or f"int{self.bits}"
 
     @property
     def scale_dtype(self) -> str:
-        """``"float32"``, ``"float16"`` or ``"bfloat16"``."""
+        """``"float32"``, ``"float16"`` or ``"bfloat16"``; of 4-bit floats one of 8 bits."""
         return rounding.dtype_name(self.scales)
 
     @property
@@ -258,9 +273,11 @@ class QuantizedMatrix(Factor):
         return self.T @ y
 
     def __repr__(self) -> str:
+        codes = f"bits={self.bits}, group_size={self.group_size}, symmetric={self.symmetric}"
+        if self.format:
+            codes = f"format={self.format!r}"
         return (
-            f"QuantizedMatrix(shape={self.shape}, bits={self.bits}, group_size={self.group_size}, "
-            f"symmetric={self.symmetric}, scale_dtype={self.scale_dtype!r}, "
+            f"QuantizedMatrix(shape={self.shape}, {codes}, scale_dtype={self.scale_dtype!r}, "
             f"perm={'no' if self.perm is None else 'yes'}, transposed={self.transposed}, "
             f"layout={self.layout!r}, device={self.device!r})"
         )
@@ -289,6 +306,16 @@ class QuantizedMatrix(Factor):
         weights = np.empty((m, n), target)
         columns = slice(None) if self.perm is None else self.perm
         for rows in row_blocks(m, n):
+            if self.group_size is not None and self.format:
+                factors = None if self.factors is None else self.factors[rows]
+                weights[rows, columns] = float4.weights_of(
+                    row_codes(host.codes, rows, n, self.bits),
+                    self.scales[rows],
+                    factors,
+                    self.group_size,
+                    compute,
+                )
+                continue
             per_group = slice(None) if self.group_size is None else rows
             zeros = 2.0 ** (self.bits - 1) if self.zeros is None else self.zeros[per_group]
             codes = row_codes(host.codes, rows, n, self.bits)
@@ -302,8 +329,10 @@ class QuantizedMatrix(Factor):
 
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. Without a layout a matrix of layout ``row``
         comes from the host to a GPU in layout ``mma16``, which the fast kernels read. On a GPU a
-        matrix is put in order by the GPU. ValueError for an unknown layout or device, DeviceError
-        where there is no GPU.
+        matrix is put in order by the GPU. 4-bit floats become 8-bit codes of the same weights on
+        the way there, of twice the bytes, with a warning in the log, and stay so; of NVFP4 a scale
+        times its factor is rounded to float32. ValueError for an unknown layout or device,
+        DeviceError where there is no GPU.
 
         >>> import gemmule as gm, numpy as np
         >>> Q = gm.quantize(np.ones((3, 3)), bits=4)
@@ -314,8 +343,9 @@ class QuantizedMatrix(Factor):
         name = self.device if device is None else library.mover(device)[0]
         if layout is None and self.device == "cpu" != name and target == "row":
             target = fragment_order.LAYOUT
-        there = places.on(self, name)
-        if target == self.layout:
+        given = float4.widened(self.to("cpu", "row")) if self.format and name != "cpu" else self
+        there = places.on(given, name)
+        if target == given.layout:
             return there
         put = places.in_layout if name == "cpu" else places.reordered
         return put(there, target)
@@ -354,7 +384,11 @@ class QuantizedMatrix(Factor):
         if host.codes.nbytes % 8:  # keep the floats behind the codes aligned
             tensors["codes"] = tensors.pop("codes")
         metadata = checks.to_metadata(
-            self.stored_shape, self.bits, self.group_size, self.transposed
+            self.stored_shape,
+            self.bits,
+            self.group_size,
+            self.transposed,
+            floats=self.format is not None,
         )
         if self.error is not None:
             metadata["error"] = repr(float(self.error))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.core.words import Bits, Method, ScaleDtype
-from gemmule.quant import checks, rounding, second_order
+from gemmule.core.words import Bits, Float4, Method, ScaleDtype
+from gemmule.quant import checks, float4, rounding, second_order
 from gemmule.quant.cuda import fragment_order, on_device
 from gemmule.quant.layouts import pack_nibbles, row_blocks
 from gemmule.quant.library import (
@@ -50,6 +50,7 @@ def quantize(
     importance: Any = None,
     hessian: Any = None,
     perm: NDArray[np.integer[Any]] | None = None,
+    format: Float4 | None = None,  # noqa: A002  the word for it
 ) -> QuantizedMatrix:
     """Quantise a float matrix to ``bits``-bit codes, on the device where it lies.
 
@@ -74,6 +75,13 @@ def quantize(
       is multiplied by, times any number, as `gemmule.torch.calibrate` gathers them.
     - ``perm``: quantise ``W[:, perm]`` instead, and record it; the result still stands for W. For
       ``"gptq"`` ``numpy.argsort(-numpy.diag(hessian))`` is the order of its authors' *act-order*.
+    - ``format``: None, or codes that are 4-bit floats, ``"mxfp4"`` or ``"nvfp4"`` (see
+      `gemmule.quant.float4`), whose bits, groups, zero points and scales are fixed, so that those
+      four options are not looked at. ``"rtn"``: each code is the nearest, ties to even. The scale
+      of MXFP4 is that of its specification, ``2^(floor(log2(max |w|)) - 2)`` of 32 columns; that of
+      NVFP4 ``max |w| / 6`` of 16 over the matrix's own factor, ``max |W| / 2688``, rounded to e4m3.
+      ``"mse"`` also tries the next power of two, or other scales, and keeps that of least error.
+      They are computed on the host. ValueError for other methods.
 
     The result's ``error`` is ``sqrt(sum(importance (w - w')^2) / sum(importance w^2))``; for
     ``"gptq"`` that of products, ``sqrt(trace(E H E^T) / trace(W H W^T))`` with ``E = W - W'``.
@@ -97,6 +105,8 @@ def quantize(
     >>> Q.scales.tolist(), Q.zeros.tolist(), Q.codes.tolist(), Q.error
     ([[0.5]], [[0.0]], [[16, 243]], 0.0)
     """
+    if format is not None:
+        return float_coded(W, format, method, importance, perm)
     refuse_distributed(W, "W")
     there = on_device.operand_of(W) if method in on_device.METHODS else None
     device = None
@@ -127,6 +137,39 @@ def quantize(
     if device is not None:
         return made.to(device)
     return made if made.device == "cpu" else made.to(layout=fragment_order.LAYOUT)
+
+
+def float_coded(
+    W: Any, form: str, method: str, importance: Any = None, perm: Any = None, matrices: int = 1
+) -> QuantizedMatrix:
+    """Return a matrix, or several behind each other, in codes that are 4-bit floats."""
+    refuse_distributed(W, "W")
+    checks.one_of("format", form, float4.GROUP_SIZES)
+    if checks.one_of("method", method, (*METHODS, "gptq")) not in float4.METHODS:
+        raise ValueError(
+            f"method {method!r} finds scales and zero points of integers; of format {form!r} take "
+            f"one of {', '.join(float4.METHODS)}"
+        )
+    W, device = opened(W)
+    checks.float_matrix(W)
+    shape, device = tuple(W.shape), device or place_of(W)
+    order = None if perm is None else checks.perm(perm, shape[1])
+    counts = None if importance is None else checks.importance(importance, shape[1])
+    if counts is not None and order is not None:
+        counts = counts[order]
+    host = closed(W) if isinstance(W, np.ndarray) or device is None else closed(W).to_host()
+    made = float4.coded(host, form, method, order, counts, matrices)
+    matrix = QuantizedMatrix.from_parts(
+        made.codes,
+        made.scales,
+        made.factors,
+        shape=(shape[0], shape[1]),
+        bits=float4.BITS,
+        group_size=float4.GROUP_SIZES[form],
+        perm=perm,
+    )
+    matrix = replace(matrix, error=made.error)
+    return matrix if device is None else matrix.to(device)
 
 
 def _agree(

@@ -96,6 +96,7 @@ def cut(
         slice(None) if axis == 0 else slice(first // each, -(-last // each)),
     )
     parts_at = _groups_at(matrix, axis, first, last)
+    zeros_at = parts_at if host.factors is None else (parts_at[0], slice(None))
     order = None
     if axis == 1 and host.perm is not None:
         order = np.array(host.perm[first:last])  # PyTorch warns of what is read-only
@@ -103,7 +104,7 @@ def cut(
         host,
         codes=checks.read_only(host.codes[codes_at]),
         scales=checks.read_only(host.scales[parts_at]),
-        zeros=None if host.zeros is None else checks.read_only(host.zeros[parts_at]),
+        zeros=None if host.zeros is None else checks.read_only(host.zeros[zeros_at]),
         perm=None if axis == 1 else host.perm,
         stored_shape=shape,
         error=None,

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import ITEMSIZE
-from gemmule.core.words import Bits, Method, ScaleDtype
+from gemmule.core.words import Bits, Float4, Method, ScaleDtype
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.quant.quantize import quantize
+from gemmule.quant.quantize import float_coded, quantize
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -123,6 +123,7 @@ def quantize_experts(
     scale_dtype: ScaleDtype = "float32",
     *,
     method: Method = "rtn",
+    format: Float4 | None = None,  # noqa: A002  as `quantize` has it
 ) -> QuantizedStack:
     """Quantise the matrices of a mixture of experts, on the device where they lie.
 
@@ -145,5 +146,8 @@ def quantize_experts(
         )
     experts, k, n = shape
     rows = W.swapaxes(1, 2).reshape(experts * n, k)
-    made = quantize(rows, bits, group_size, symmetric, scale_dtype, method=method)
+    if format is None:
+        made = quantize(rows, bits, group_size, symmetric, scale_dtype, method=method)
+    else:
+        made = float_coded(rows, format, method, matrices=experts)
     return QuantizedStack.from_matrix(made, experts)

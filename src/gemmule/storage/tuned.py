@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gemmule.core.problem import DTYPES, Problem, check_problem
+from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, Problem, check_problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import BACKENDS, Machine, Rung
 from gemmule.settings import cache_folder, tuning_enabled
@@ -33,7 +33,7 @@ SCHEMA = 1
 SHIPPED = Path(__file__).parents[1] / "tuned"
 # A writer that was killed leaves its temporary file; after an hour nobody is writing it any more.
 LEFT_OVER_S = 3600.0
-_QUANT_DTYPES = ("uint4", *DTYPES)
+_QUANT_DTYPES = ("uint4", FLOAT4_DTYPE, *DTYPES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Models that other tools quantised, as models of transformers with quantised layers, in one call.
 
-`load_checkpoint` takes the folder of a model by GPTQ, AWQ, HQQ or compressed-tensors, or a GGUF
-file. Codes are taken one by one, never quantised again; what cannot be is named before anything is
-loaded.
+`load_checkpoint` takes the folder of a model by GPTQ, AWQ, HQQ, compressed-tensors or ModelOpt, of
+gpt-oss, or a GGUF file. Codes are taken one by one, never quantised again; what cannot be is named
+before anything is loaded.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,19 @@ import torch
 import transformers
 from transformers.quantizers.auto import register_quantizer
 
-from gemmule.quant.files import FilePath, named_dtype
-from gemmule.quant.formats import KEYS, of_tensors
+from gemmule.quant.files import NOT_NUMPYS, FilePath, named_dtype
+from gemmule.quant.formats import KEYS, from_gpt_oss, of_tensors
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.torch import gguf_models
+from gemmule.torch.experts import QuantStack
 from gemmule.torch.layer import QuantLinear
 from gemmule.torch.pretrained import GemmuleConfig, GemmuleQuantizer, Operation, keys_of
 
 _METHOD = "gemmule_checkpoint"
 _ANCHORS = ("qweight", "W_q", "weight_packed")
+_OF_MODELOPT = ("weight_scale",)  # beside "weight", which is that of a float layer, too
+_BLOCKS, _SCALES = "_blocks", "_scales"  # behind the names of gpt-oss's projections of experts
+_PACKED = ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision")
 _OF_HQQ = (
     "group_size", "packing", "stores_quant_config", "channel_wise", "optimize", "round_zero",
     "quant_scale", "quant_zero", "compute_dtype", "view_as_float", "unpack_view_dtype",
@@ -35,11 +40,13 @@ def load_checkpoint(path: FilePath, *, model_class: Any = None, **options: Any) 
     """Return the model of transformers in a folder or a GGUF file that another tool quantised.
 
     path: a folder with a ``config.json`` whose quantisation is GPTQ (4 or 8 bits, act-order too),
-    AWQ (``gemm``), HQQ (``axis=1``) or compressed-tensors (weights of 4 or 8 bits in
-    ``pack-quantized``, activations as floats), in one safetensors file or several; or a ``.gguf``
-    file of the types that `gemmule.quant.gguf` reads and an architecture in
-    `gguf_models.ARCHITECTURES`. model_class: by default the architecture in the configuration.
-    options: those of ``from_pretrained``, such as ``dtype`` and ``device_map``.
+    AWQ (``gemm``), HQQ (``axis=1``), compressed-tensors (weights of 4 or 8 bits in
+    ``pack-quantized``, activations as floats; ``nvfp4-`` and ``mxfp4-pack-quantized``), ModelOpt
+    (NVFP4, MXFP4) or gpt-oss's MXFP4, in one safetensors file or several; or a ``.gguf`` file of
+    the types that `gemmule.quant.gguf` reads and an architecture in `gguf_models.ARCHITECTURES`.
+    Beside 4-bit floats activations stay floats, whatever a file says of them. model_class: by
+    default the architecture in the configuration. options: those of ``from_pretrained``, such as
+    ``dtype`` and ``device_map``.
 
     ``save_pretrained`` of the result writes this package's own format. ValueError, with nothing
     loaded, names what is not served.
@@ -65,7 +72,8 @@ def load_checkpoint(path: FilePath, *, model_class: Any = None, **options: Any) 
     del config.quantization_config
     kind = model_class or getattr(transformers, config.architectures[0])
     stored_zero = 0 if method.get("checkpoint_format") == "gptq_v2" else 1
-    own = _Config(_ANCHORS, lambda name, parts: of_tensors(parts, stored_zero))
+    anchors = _OF_MODELOPT if method.get("quant_method") == "modelopt" else _ANCHORS
+    own = _Config(anchors, lambda name, parts: of_tensors(parts, stored_zero))
     return kind.from_pretrained(given, config=config, quantization_config=own, **options)
 
 
@@ -85,16 +93,24 @@ def _faults(config: Mapping[str, Any]) -> Iterable[str]:
             if params.get("nbits", 4) not in (4, 8) or params.get("axis", 1) != 1:
                 yield f"HQQ by {params.get('nbits')} bits along axis {params.get('axis')}; 4, 8, 1"
     elif method == "compressed-tensors":
-        if config.get("format") not in ("pack-quantized", "mixed-precision"):
-            yield f"compressed-tensors in {config.get('format')!r}; read is pack-quantized"
+        if config.get("format") not in _PACKED:
+            yield f"compressed-tensors in {config.get('format')!r}; read are {', '.join(_PACKED)}"
         for name, group in (config.get("config_groups") or {}).items():
             weights = group.get("weights") or {}
+            if weights.get("type") == "float" and weights.get("num_bits") == 4:
+                continue
             if group.get("input_activations") or weights.get("num_bits") not in (4, 8):
                 yield f"{name} quantises activations, or not by 4 or 8 bits"
+    elif method == "modelopt":
+        if (algorithm := config.get("quant_algo")) not in ("NVFP4", "MXFP4"):
+            yield f"ModelOpt by {algorithm!r}; read are NVFP4 and MXFP4"
     elif method == "gemmule":
         yield "it is this package's own: load it by from_pretrained"
-    else:
-        yield f"its quantisation is {method!r}; read are gptq, awq, hqq and compressed-tensors"
+    elif method != "mxfp4":
+        yield (
+            f"its quantisation is {method!r}; read are gptq, awq, hqq, compressed-tensors, "
+            "modelopt and mxfp4"
+        )
 
 
 def _hqq_params(config: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -105,6 +121,11 @@ def _hqq_params(config: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         for own in config.values():
             if isinstance(own, dict):
                 yield from _hqq_params(own) if "weight_quant_params" in own else (own,)
+
+
+def _keys(anchors: Iterable[str]) -> Iterable[str]:
+    """Return the last parts of names of what belongs to a layer; "weight" is ModelOpt's alone."""
+    return KEYS if anchors == _OF_MODELOPT else (key for key in KEYS if key != "weight")
 
 
 Reader = Callable[[str, dict[str, Any]], QuantizedMatrix]
@@ -131,13 +152,13 @@ class Read(Operation):
     """Replaces a linear layer by the one that another tool's tensors stand for."""
 
     def convert(self, tensors: dict[str, Any], **context: Any) -> dict[str, Any]:
-        """Return the floats of a matrix whose module is no linear layer, such as an embedding."""
+        """Return the floats of what is no linear layer in codes, such as an embedding."""
         model, key = context["model"], context["full_layer_name"]
         name, quantizer = key.removesuffix(".weight"), self.hf_quantizer
-        parts = {
-            pattern.strip(".\\$"): _array(value[0] if isinstance(value, list) else value)
-            for pattern, value in tensors.items()
-        }
+        given = _by_part(tensors)
+        if given.keys() == {"weight"} and name not in quantizer.chosen:
+            return {key: given["weight"]}
+        parts = {part: _array(tensor) for part, tensor in given.items()}
         device = next(iter(parts.values()))[1]
         matrix = quantizer.read(name, {part: array for part, (array, _) in parts.items()})
         linear = model.get_submodule(name)
@@ -151,10 +172,37 @@ class Read(Operation):
         return {}
 
 
+class ReadExperts(Operation):
+    """Keeps a projection of gpt-oss's experts as the stack that its blocks and scales are."""
+
+    def convert(self, tensors: dict[str, Any], **context: Any) -> dict[str, Any]:
+        """Return nothing that is left to load."""
+        name, quantizer = context["full_layer_name"], self.hf_quantizer
+        blocks, scales = (_array(one) for _, one in sorted(_by_part(tensors).items()))
+        weight = context["model"].get_parameter(name)
+        stack = from_gpt_oss(blocks[0], scales[0])
+        there = tuple(quantizer.stacked[name].stack_of(weight).shape)
+        if stack.shape != there:
+            raise ValueError(f"{name} is {stack.shape}, but the model's is {there}")
+        made = QuantStack(stack).to(blocks[1])
+        made.weight_dtype = weight.dtype
+        quantizer.put_stack(name, made, **context)
+        return {}
+
+
+def _by_part(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return tensors by the last part of their names, as patterns of the loader give it."""
+    return {
+        pattern.strip(".\\$"): value[0] if isinstance(value, list) else value
+        for pattern, value in tensors.items()
+    }
+
+
 def _array(tensor: torch.Tensor) -> tuple[Any, torch.device]:
-    host = tensor.cpu()
-    if host.dtype == torch.bfloat16:
-        return host.view(torch.int16).numpy().view(named_dtype("bfloat16")), tensor.device
+    host, name = tensor.cpu(), str(tensor.dtype).removeprefix("torch.")
+    if name in NOT_NUMPYS:
+        bits = host.view(getattr(torch, f"int{8 * host.itemsize}"))
+        return bits.numpy().view(named_dtype(name)), tensor.device
     return host.numpy(), tensor.device
 
 
@@ -168,20 +216,30 @@ class CheckpointQuantizer(GemmuleQuantizer):
         self.names = quantization_config.files
 
     def _chosen(self, model: Any, linears: dict[str, Any], files: Any) -> dict[str, dict[str, Any]]:
-        keys = self.names if files is None else keys_of(files)
-        there = set(self.layers_in(model, keys, self.anchors).values())
-        others = there.difference(linears) if files is not None else ()
+        given = (self.names or ()) if files is None else keys_of(files)
+        keys = [re.sub(f"{_BLOCKS}$", ".blocks", key) for key in given]
+        there = set(self.layers_in(model, keys, (*self.anchors, "blocks")).values())
+        every = (*linears, *self.stacked)
+        others = there.difference(every) if files is not None else ()
         if others or not there:
             raise ValueError(
                 f"{len(others)} quantised weights are no linear layers of {type(model).__name__}, "
                 f"such as {min(others, default='none at all')!r}: they are not served"
             )
-        return {name: {} for name in linears if name in there}
+        return {name: {} for name in every if name in there}
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Return the model's own conversions, and that of another tool's tensors to layers."""
         from transformers.core_model_loading import WeightConverter
 
-        parts = self.anchors if self.names else (*KEYS, *_OF_HQQ)
+        parts = self.anchors if self.names else (*_keys(self.anchors), *_OF_HQQ)
         sources = [rf"\.{part}$" for part in parts]
-        return [*weight_conversions, WeightConverter(sources, ".weight", [Read(self)])]
+        ends = {name.rpartition(".")[2] for name in self.stacked if name in self.chosen}
+        experts = [
+            WeightConverter(
+                [rf"\.{end}{part}$" for part in (_BLOCKS, _SCALES)], f".{end}", [ReadExperts(self)]
+            )
+            for end in sorted(ends)
+        ]
+        linear = WeightConverter(sources, ".weight", [Read(self)])
+        return [*weight_conversions, *experts, linear]

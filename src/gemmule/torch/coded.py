@@ -7,8 +7,21 @@ from typing import Any, Self
 
 import torch
 
+from gemmule.core.problem import FLOAT4
+from gemmule.quant.float4 import widened
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.torch.parts import PARTS, Parts, Shape, matrix_of, moved, ordered, placed, reordered
+from gemmule.quant.rounding import dtype_name
+from gemmule.torch.parts import (
+    PARTS,
+    Parts,
+    Shape,
+    matrix_of,
+    moved,
+    ordered,
+    placed,
+    reordered,
+    tensor_of,
+)
 from gemmule.torch.saving import refuse_while_saving
 
 
@@ -16,7 +29,8 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
     """A module that holds a `QuantizedMatrix`'s parts as buffers, in the order that is read.
 
     They are ``codes``, ``scales``, ``zeros`` and ``perm``. They follow to a device, but not to
-    another dtype; a state_dict holds copies in layout ``row``.
+    another dtype; a state_dict holds copies in layout ``row``. 4-bit floats that go to a GPU become
+    8-bit codes of the same weights.
     """
 
     bits: int
@@ -34,6 +48,18 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
     def _register(self, *parts: torch.Tensor | None) -> None:
         for name, part in zip(PARTS, parts, strict=True):
             self.register_buffer(name, part)
+
+    @property
+    def format(self) -> str | None:
+        """``"mxfp4"`` or ``"nvfp4"`` where codes are 4-bit floats, else None."""
+        return FLOAT4.get(dtype_name(self.scales))
+
+    @property
+    def _codes(self) -> str:
+        """What a repr says of the codes."""
+        if self.format is not None:
+            return f"format={self.format!r}"
+        return f"bits={self.bits}, group_size={self.group_size}"
 
     @property
     def _parts(self) -> Parts:
@@ -54,9 +80,19 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
             super()._apply(fn, recurse)
         finally:
             self._hold(parts)
-        self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype)).dtype
+        shown = fn(torch.empty(0, dtype=self.weight_dtype))
+        self.weight_dtype = shown.dtype
+        if shown.is_cuda and self.format is not None:
+            self._widen()
+            parts = self._parts
         self._hold(moved(parts, fn, self._shape))
         return self
+
+    def _widen(self) -> None:
+        """Hold 8-bit codes of the same weights, not 4-bit floats, which no GPU reads here."""
+        wide = widened(self.matrix)
+        self._hold(tuple(tensor_of(getattr(wide, part)) for part in PARTS))
+        self.bits = wide.bits
 
     @property
     def _form(self) -> dict[str, Any]:
@@ -105,5 +141,5 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
 def _holds(dtype: torch.dtype, scales: Any) -> bool:
     if not isinstance(scales, torch.Tensor) or scales.is_meta or scales.dtype == dtype:
         return True
-    kept = scales.to(dtype).to(scales.dtype)
-    return bool(torch.allclose(kept, scales, rtol=0, atol=0, equal_nan=True))
+    kept = scales.to(dtype).to(torch.float64)
+    return bool(torch.allclose(kept, scales.to(torch.float64), rtol=0, atol=0, equal_nan=True))

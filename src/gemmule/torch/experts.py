@@ -97,9 +97,8 @@ class QuantStack(Coded):
     def from_weight(cls, weight: torch.Tensor, **options: Any) -> Self:
         """Return the stack of a weight (experts, in, out), quantised where it lies."""
         rows, (experts, width, height) = weight.swapaxes(1, 2), weight.shape
-        whole = (
-            [rows.reshape(experts * height, width)] if rows.is_contiguous() else rows
-        )  # no copy of all
+        each = not rows.is_contiguous() or options.get("format") is not None
+        whole = rows if each else [rows.reshape(experts * height, width)]  # no copy of all
         return cls.from_rows(whole, experts, **options)
 
     @classmethod
@@ -192,7 +191,7 @@ class QuantStack(Coded):
         """Return what stands between the brackets of the module's repr."""
         return (
             f"experts={self.experts}, in_features={self.in_features}, "
-            f"out_features={self.out_features}, bits={self.bits}, group_size={self.group_size}"
+            f"out_features={self.out_features}, {self._codes}"
         )
 
 

@@ -8,7 +8,7 @@ import torch
 
 from gemmule.dispatch.tracked import dispatches, handled, recorded
 from gemmule.frameworks.autograd import autocast
-from gemmule.quant import checks, rounding
+from gemmule.quant import checks, float4, rounding
 from gemmule.quant.cuda.fragment_order import LAYOUT
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
@@ -58,18 +58,26 @@ class QuantLinear(Coded, torch.nn.Linear):  # type: ignore[misc]
         group_size: int | None = 64,
         symmetric: bool = False,
         scale_dtype: str = "float32",
+        format: str | None = None,  # noqa: A002  as `gemmule.quantize` has it
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         torch.nn.Module.__init__(self)
+        if format is not None:
+            checks.one_of("format", format, float4.GROUP_SIZES)
+            bits, group_size = float4.BITS, float4.GROUP_SIZES[format]
+        else:
+            checks.one_of("scale_dtype", scale_dtype, checks.SCALE_DTYPES)
         shape = checks.shape((out_features, in_features))
         self.out_features, self.in_features = m, n = shape
         self.bits, self.group_size = checks.bits(bits), checks.group_size(group_size)
-        checks.one_of("scale_dtype", scale_dtype, checks.SCALE_DTYPES)
         groups = (1, 1) if group_size is None else (m, rounding.group_count(n, group_size))
         codes = torch.zeros((m, -(-n * bits // 8)), dtype=torch.uint8, device=device)
-        scales = torch.ones(groups, dtype=getattr(torch, scale_dtype), device=device)
+        of_scales = scale_dtype if format is None else float4.SCALE_DTYPES[format]
+        scales = torch.ones(groups, dtype=getattr(torch, of_scales), device=device)
         zeros = None if symmetric else torch.zeros(groups, device=device, dtype=torch.float32)
+        if format is not None:
+            zeros = torch.ones((m, 1), device=device) if format == "nvfp4" else None
         self._register(codes, scales, zeros, None)
         if bias:
             self.bias = torch.nn.Parameter(torch.zeros(m, device=device, dtype=dtype))
@@ -198,8 +206,8 @@ class QuantLinear(Coded, torch.nn.Linear):  # type: ignore[misc]
     def extra_repr(self) -> str:
         """Return what stands between the brackets of the layer's repr."""
         return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}, "
-            f"group_size={self.group_size}, bias={self.bias is not None}"
+            f"in_features={self.in_features}, out_features={self.out_features}, {self._codes}, "
+            f"bias={self.bias is not None}"
         )
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -49,9 +49,9 @@ def quantize_(
     transformers; True where it is replaced, or a dict of options for this layer alone (default:
     all; subclasses of Linear stay), or with the experts of a mixture of transformers, both of whose
     projections it decides on (`QuantExperts`). options: those of `gemmule.quantize`, such as
-    ``method``, ``symmetric``, ``scale_dtype``. calibration: what `gemmule.torch.calibrate` saw of
-    the layers' inputs; each is then quantised with it as its ``importance``, or by
-    ``method="gptq"``. Experts are quantised without.
+    ``method``, ``symmetric``, ``scale_dtype``, ``format``. calibration: what
+    `gemmule.torch.calibrate` saw of the layers' inputs; each is then quantised with it as its
+    ``importance``, or by ``method="gptq"``. Experts are quantised without.
 
     A layer that stands in several places stays one, and layers that share a weight share its
     codes, in memory, after ``.to(device)`` too. Where the other is not quantised, such as an
@@ -108,8 +108,10 @@ def quantize_(
     if "transformers" in sys.modules:
         from gemmule.torch import pretrained
 
-        told = ("symmetric", "scale_dtype", "method")
-        pretrained.attach(model, **{key: options[key] for key in told if key in options})
+        told = {key: key for key in ("symmetric", "scale_dtype", "method")}
+        told["format"] = "number_format"
+        kept = {name: options[key] for key, name in told.items() if key in options}
+        pretrained.attach(model, **kept)
     report = report_of(model, replaced, declined, before)
     if report.share < 0.5:
         log.warning("less than half of the weights that are multiplied was quantised: %r", report)

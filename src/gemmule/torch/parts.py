@@ -20,6 +20,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.dispatch.torch_repeats import Known, known
 from gemmule.quant import checks, rounding
 from gemmule.quant.cuda.fragment_order import LAYOUT
+from gemmule.quant.files import NOT_NUMPYS
 from gemmule.quant.layouts import get_layout
 from gemmule.quant.library import closed
 from gemmule.quant.matrix import QuantizedMatrix
@@ -234,8 +235,9 @@ def tensor_of(part: Any) -> torch.Tensor | None:
         storage = part.owner.untyped_storage()
         offset = (part.pointer - storage.data_ptr()) // made.itemsize
         return made.set_(storage, offset, part.shape, part.strides)
-    if part.dtype.name == "bfloat16":
-        return torch.from_numpy(part.view(np.int16).copy()).view(torch.bfloat16)
+    if part.dtype.name in NOT_NUMPYS:
+        bits = torch.from_numpy(part.view(f"int{8 * part.itemsize}").copy())
+        return bits.view(getattr(torch, part.dtype.name))
     return torch.from_numpy(part.copy())
 
 

@@ -23,7 +23,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from gemmule.quant import checks
+from gemmule.quant import checks, float4
 from gemmule.quant.quantize import quantize
 from gemmule.torch.coded import Coded
 from gemmule.torch.experts import Kept, QuantExperts, QuantStack, how_kept, is_experts
@@ -45,7 +45,7 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How a model of transformers is quantised; what ``config.json`` keeps of it.
 
     - ``bits``, ``group_size``, ``symmetric``, ``scale_dtype``, ``method``: those of
-      `gemmule.quantize`.
+      `gemmule.quantize`. ``number_format``: its ``format``, of 4-bit floats.
     - ``modules_to_not_convert``: names or patterns of layers that stay floats, as transformers
       matches them; by default the output head and what is tied. ``[]``: none.
     - ``layers``: options of single layers by name or pattern (``"*.down_proj"``), the first that
@@ -68,6 +68,7 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
         symmetric: bool = False,
         scale_dtype: str = "float32",
         method: str = "rtn",
+        number_format: str | None = None,
         modules_to_not_convert: list[str] | None = None,
         layers: Mapping[str, Mapping[str, Any]] | None = None,
         format: int = FORMAT,  # noqa: A002  the name in the file
@@ -81,6 +82,9 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.quant_method, self.format = METHOD, format
         self.bits, self.group_size = checks.bits(bits), checks.group_size(group_size)
         self.symmetric, self.scale_dtype, self.method = symmetric, scale_dtype, method
+        if number_format is not None:  # earlier versions, which do not know it, refuse it
+            self.number_format = checks.one_of("number_format", number_format, float4.GROUP_SIZES)
+            self.bits, self.group_size = float4.BITS, float4.GROUP_SIZES[number_format]
         self.modules_to_not_convert = modules_to_not_convert
         self.layers = {name: dict(own) for name, own in (layers or {}).items()}
 
@@ -88,6 +92,8 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
         """Return the options of `gemmule.quantize` for the layer of a name."""
         keys = ("bits", "group_size", "symmetric", "scale_dtype", "method")
         options = {key: getattr(self, key) for key in keys}
+        if hasattr(self, "number_format"):
+            options["format"] = self.number_format
         for pattern, own in self.layers.items():
             # A base model's layers have names that lack the prefix, or have it.
             if fnmatchcase(name, pattern) or _ends(name, pattern) or _ends(pattern, name):

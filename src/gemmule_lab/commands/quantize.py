@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gemmule.core.words import Method
+from gemmule.quant.float4 import GROUP_SIZES
 from gemmule_lab.commands import _options as options
 
 
@@ -16,10 +17,17 @@ from gemmule_lab.commands import _options as options
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @options.one("--bits", ("4", "8"), "4", "Of a weight.")
 @options.one("--group-size", int, 64, "Columns that share a scale; -1 for a row.")
-@options.one("--method", ("rtn", "mse", "hqq"), "hqq")
+@options.one("--format", tuple(GROUP_SIZES), None, "Of 4-bit floats, in place of bits and group.")
+@options.one("--method", ("rtn", "mse", "hqq"), None, "By default hqq, of a format mse.")
 @click.option("--keep", multiple=True, help="Layer that stays floats, by name; besides the head.")
 def quantize(
-    model: Path, out: Path, bits: str, group_size: int, method: Method, keep: tuple[str, ...]
+    model: Path,
+    out: Path,
+    bits: str,
+    group_size: int,
+    format: str | None,  # noqa: A002  the option's name
+    method: Method | None,
+    keep: tuple[str, ...],
 ) -> dict[str, Any]:
     """Quantise the linear layers of MODEL, a folder of transformers, and write the result to OUT.
 
@@ -36,7 +44,13 @@ def quantize(
             f"OUT is {model} itself, whose floats it would replace; name another folder."
         )
     kept = [*keep, "lm_head"] if keep else None
-    config = GemmuleConfig(int(bits), group_size, method=method, modules_to_not_convert=kept)
+    config = GemmuleConfig(
+        int(bits),
+        group_size,
+        method=method or ("mse" if format else "hqq"),
+        number_format=format,
+        modules_to_not_convert=kept,
+    )
     count, weights = quantise_folder(model, out, config)
     done = [one.options is not None for one in tracked(weights, count, "quantising")]
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))

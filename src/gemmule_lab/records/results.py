@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
-from gemmule.core.problem import DTYPES, ITEMSIZE, Problem
+from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, ITEMSIZE, Problem
 from gemmule_lab.records import log
 from gemmule_lab.records.rows import KINDS, TEMPERATURES, Environment, Row
 
-QUANTISED = ("uint4",)  # stored two to a byte, so no dtype of its own
-CODES = ("uint4", "uint8")
+QUANTISED = ("uint4", FLOAT4_DTYPE)  # stored two to a byte, so no dtype of its own
+CODES = ("uint8", *QUANTISED)
 LAYOUTS = ("row", "col", "strided")
 
 Results: TypeAlias = log.Log[Row]

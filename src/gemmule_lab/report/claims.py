@@ -76,7 +76,7 @@ def verdict(low: float, high: float, margin: float = REPEATS_WITHIN) -> str:
 def format_of(row: Row) -> str:
     """Return the format of a row's matrix, ``int4`` or ``float16``."""
     spec = row.problem.quant
-    return row.problem.a if spec is None else f"int{spec.bits}"
+    return row.problem.a if spec is None else spec.format
 
 
 def op_of(row: Row) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gemmule import backends
-from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.problem import FLOAT4_DTYPE, Problem, QuantSpec
 from gemmule.core.registry import Ladder, ladder
 from gemmule.core.rung import CpuRung, CudaRung, Machine, Rung
 from gemmule.errors import DeviceError
+from gemmule.oracle.problems import float4_spec
 from gemmule.storage import evidence
 from gemmule_lab.report import ladder_gains
 from gemmule_lab.report.ladder_gains import Gain
@@ -120,6 +121,12 @@ def _problems(rung: Rung, m: int, n: int, size: int) -> Iterator[Problem]:
 
 
 def _quant_specs(code: str) -> Iterator[QuantSpec]:
+    if code == FLOAT4_DTYPE:
+        for pick, turned, activations in itertools.product(
+            range(2), (False, True), ("float", "int8")
+        ):
+            yield replace(float4_spec(pick, transposed=turned), activations=activations)
+        return
     bits = int(code.removeprefix("uint"))
     options = (CODE_LAYOUTS, (128, -1, None), (False, True), (False, True), ("float", "int8"))
     for layout, group, zeros, turned, activations in itertools.product(*options):

@@ -78,6 +78,11 @@ def widen(builder: Any, value: Any, stored: str, working: str) -> Any:
     if stored == "bfloat16":  # a bfloat16 is the upper half of a float32
         bits = builder.zext(value, _shaped(ir.IntType(32), lanes))
         return builder.bitcast(builder.shl(bits, _splat(16, bits.type)), target)
+    if stored == "float8_e8m0fnu":  # the exponent of a float32, whose least is subnormal
+        bits = builder.zext(value, _shaped(ir.IntType(32), lanes))
+        placed, least = builder.shl(bits, _splat(23, bits.type)), _splat(1 << 22, bits.type)
+        tiny = builder.icmp_unsigned("<", placed, least)
+        return builder.bitcast(builder.select(tiny, least, placed), target)
     if stored in FLOAT8:
         return _widen_float8(builder, value, stored, target, lanes)
     if stored == "float32":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gemmule.core.problem import FLOAT4_DTYPE
 from gemmule.rungs.grouped.cpu import one_by_one
 
 RUNG = replace(
@@ -12,7 +13,7 @@ RUNG = replace(
     idea="Each expert's rows meet its codes in a product of their own.",
     signatures=tuple(
         (t, codes, out)
-        for codes in ("uint4", "uint8")
+        for codes in ("uint4", "uint8", FLOAT4_DTYPE)
         for t in ("float32", "float16", "bfloat16")
         for out in ((t,) if t == "float32" else (t, "float32"))
     ),

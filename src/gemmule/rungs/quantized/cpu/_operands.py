@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, codes_per_lane
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4_DTYPE, Problem
 from gemmule.core.rung import Arithmetic, Machine, Signature, Suggestion
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs._cpu import SMALL_BYTES, address, spread_s
@@ -32,17 +32,22 @@ SHARES_PER_THREAD = (4, 1, 2, 8)
 SERIAL_BYTES = 200_000
 
 
+INTEGER_CODES = ("uint4", "uint8")
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """The parts of a quantised matrix as kernels take them: contiguous arrays and their steps.
 
     m, n: stored rows and columns. group: columns of a group, n where a row has one group.
     scale_step: elements from one row's scales to the next row's; 0 with one scale for the matrix.
+    factors: see `QuantizedMatrix.factors`; they are no kernel's business but `bound`'s.
     """
 
     codes: NDArray[np.uint8]
     scales: NDArray[Any]
     zeros: Floats | None
+    factors: Floats | None
     m: int
     n: int
     bits: int
@@ -73,11 +78,12 @@ def stored(matrix: QuantizedMatrix) -> Stored:
     """Return the parts of a matrix in layout ``row``."""
     m, n = matrix.stored_shape
     size = matrix.group_size
-    zeros = matrix.zeros
+    zeros = None if matrix.symmetric else matrix.zeros
     return Stored(
         codes=np.ascontiguousarray(matrix.codes),
         scales=np.ascontiguousarray(matrix.scales),
         zeros=None if zeros is None else np.ascontiguousarray(zeros),
+        factors=matrix.factors,
         m=m,
         n=n,
         bits=matrix.bits,
@@ -88,27 +94,30 @@ def stored(matrix: QuantizedMatrix) -> Stored:
 
 def takes_floats(problem: Problem, matrix: QuantizedMatrix) -> bool:
     """Whether a product reads and writes float32 vectors as they are."""
-    return matrix.perm is None and problem.b == "float32" == problem.out
+    plain = matrix.perm is None and matrix.factors is None
+    return plain and problem.b == "float32" == problem.out
 
 
 def bound(core: Core, working: str) -> Run:
     """Return ``run(A, x, y)`` around a core that takes and fills contiguous `working` arrays.
 
-    Applies A's permutation (to x, or to y when A is transposed), converts dtypes, and answers
-    empty problems. x may be a vector or a matrix of columns.
+    Applies A's permutation (to x, or to y when A is transposed) and its factors (the other way),
+    converts dtypes, and answers empty problems. x may be a vector or a matrix of columns.
     """
     dtype = np.dtype(working)
 
     def run(matrix: QuantizedMatrix, x: NDArray[Any], y: NDArray[Any]) -> None:
+        parts = matrix.kept(stored)
         if (  # in one place, as each call of a function costs a small product 0.1 us
             matrix.perm is None
+            and parts.factors is None
             and x.dtype == dtype == y.dtype
             and x.flags.c_contiguous
             and y.flags.c_contiguous
             and x.size
             and y.size
         ):
-            core(matrix.kept(stored), x, y)
+            core(parts, x, y)
             return
         if y.size == 0 or x.shape[0] == 0:
             y[...] = 0
@@ -117,9 +126,13 @@ def bound(core: Core, working: str) -> Run:
         if matrix.perm is not None and not matrix.transposed:
             x = x[matrix.perm]
         x = np.ascontiguousarray(x, dtype=dtype)
+        if matrix.transposed:
+            x = times_factors(parts, x)
         direct = not scattered and y.dtype == dtype and y.flags.c_contiguous
         result = y if direct else np.empty(y.shape, dtype)
-        core(matrix.kept(stored), x, result)
+        core(parts, x, result)
+        if not matrix.transposed:
+            result[...] = times_factors(parts, result)
         if not direct:
             where: Any = matrix.perm if scattered else ...
             with np.errstate(all="ignore"):
@@ -128,18 +141,29 @@ def bound(core: Core, working: str) -> Run:
     return run
 
 
-def signatures(*dtypes: str) -> tuple[Signature, ...]:
-    """Return the signatures of both code widths with these activation dtypes."""
+def times_factors(parts: Stored, rows: NDArray[Any]) -> NDArray[Any]:
+    """Return what belongs to stored rows, x or y, times the rows' factors; itself without any."""
+    if parts.factors is None:
+        return rows
+    with np.errstate(all="ignore"):  # NaN and Inf are the caller's
+        product: NDArray[Any] = rows * (parts.factors if rows.ndim == 2 else parts.factors[:, 0])
+    return product
+
+
+def signatures(*dtypes: str, codes: tuple[str, ...] = INTEGER_CODES) -> tuple[Signature, ...]:
+    """Return the signatures of codes with these activation dtypes."""
     pairs: list[tuple[str, str]] = []
     for dtype in dtypes:
         pairs.append((dtype, dtype))
         if dtype in ("float16", "bfloat16"):
             pairs.append((dtype, "float32"))
-    return tuple((a, b, out) for a in ("uint4", "uint8") for b, out in pairs)
+    return tuple((a, b, out) for a in codes for b, out in pairs)
 
 
 FLOAT32_SIGNATURES = signatures("float32", "float16", "bfloat16")
-ALL_SIGNATURES = signatures("float32", "float16", "bfloat16", "float64")
+ALL_CODES = (*INTEGER_CODES, FLOAT4_DTYPE)
+VECTOR_SIGNATURES = signatures("float32", "float16", "bfloat16", codes=ALL_CODES)
+ALL_SIGNATURES = signatures("float32", "float16", "bfloat16", "float64", codes=ALL_CODES)
 
 
 def working_dtype(problem: Problem) -> str:
@@ -269,9 +293,10 @@ def columns_time(
         spec = problem.quant
         if reading is None or (rounded and (spec is None or spec.activations != "int8")):
             return None
-        work = -(-problem.n // panel) * panel / per_fma[problem.a]
+        codes = "uint4" if problem.a == FLOAT4_DTYPE else problem.a
+        work = -(-problem.n // panel) * panel / per_fma[codes]
         if codes_per_fma is not None:
-            work += 1 / codes_per_fma[problem.a]
+            work += 1 / codes_per_fma[codes]
         busy = problem.m * problem.k * work / (machine.rates.fma * machine.units)
         return Suggestion({}, max(reading.expected_s, busy + spreads * spread_s(machine)))
 

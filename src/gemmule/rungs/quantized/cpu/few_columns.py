@@ -23,7 +23,7 @@ RUNG = CpuRung(
     "columns on (4 bits) the multipliers, not the memory, set the time.",
     source="our own; register blocking as in BLAS level 3",
     op="matmul",
-    signatures=operands.FLOAT32_SIGNATURES,
+    signatures=operands.VECTOR_SIGNATURES,
     arithmetic=operands.float_arithmetic(operands.in_lanes),
     after="column_loop",
     params={"rows_per_task": operands.ROWS_PER_TASK},

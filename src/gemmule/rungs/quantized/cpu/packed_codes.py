@@ -12,7 +12,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Suggestion
 from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.quantized.cpu._operands import (
-    FLOAT32_SIGNATURES,
+    VECTOR_SIGNATURES,
     float_arithmetic,
     takes_lanes_along,
 )
@@ -37,7 +37,7 @@ RUNG = CpuRung(
     "codes, so no weight is moved.",
     source="Goto and van de Geijn 2008; BLIS, Van Zee and van de Geijn 2015",
     op="matmul",
-    signatures=FLOAT32_SIGNATURES,
+    signatures=VECTOR_SIGNATURES,
     layouts_b=("row", "col", "strided"),
     layouts_out=("row", "col"),
     arithmetic=float_arithmetic(),

@@ -19,7 +19,7 @@ RUNG = CpuRung(
     "the lanes, so no weight is shuffled. Two rows, half a share apart, are read in order.",
     source="a register as look-up table, as in PyTorch's int4 kernel for CPUs; layout our own",
     op="matvec",
-    signatures=operands.FLOAT32_SIGNATURES,
+    signatures=operands.VECTOR_SIGNATURES,
     arithmetic=operands.float_arithmetic(operands.in_lanes),
     after="threads",
     params={"shares_per_thread": operands.SHARES_PER_THREAD},

@@ -13,7 +13,7 @@ RUNG = CpuRung(
     "look-up and an addition. Four rows share each load and store of y.",
     source="our own",
     op="matvec",
-    signatures=operands.FLOAT32_SIGNATURES,
+    signatures=operands.VECTOR_SIGNATURES,
     arithmetic=operands.float_arithmetic(),
     after="panels",
     accepts_quant=operands.takes_lanes_across,

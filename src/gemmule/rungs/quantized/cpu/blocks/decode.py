@@ -43,7 +43,7 @@ def _put_weights(kind: Kind) -> Intrinsic:
         for part, (scale, zero, word) in enumerate(zip(*parts, strict=True)):
             lanes = word.type.count
             if kind.tables:
-                (table,) = tables_of(builder, [scale], [zero])
+                (table,) = tables_of(builder, [scale], [zero], kind)
             else:
                 step = steps_of(builder, word, zero, kind, lowest)
             for k in kind.order:

@@ -70,7 +70,7 @@ def numbers_of(kind: Kind, rows: int = 1) -> Numbers:
     """Return what loads scales and zero points: a vector for each group where there are tables."""
     if not looked_up(kind, rows):
         return codes.numbers_of(kind, 1, full=False)
-    zeros = codes.fixed_numbers(8.0, kind.pieces)
+    zeros = codes.fixed_numbers(kind.zero, kind.pieces)
     if kind.has_zeros:
         zeros = _each_group("float32", kind.pieces)
     return _each_group(kind.scale_dtype, kind.pieces), zeros
@@ -103,7 +103,7 @@ def put_halves(kind: Kind) -> Intrinsic:
     ) -> None:
         (word,) = words
         if tables:
-            rows = _looked_up(builder, codes.tables_of(builder, scales, zeros), word)
+            rows = _looked_up(builder, codes.tables_of(builder, scales, zeros, kind), word)
         else:
             step = codes.steps_of(builder, word, zeros[0], kind, lowest)
             rows = (
@@ -162,7 +162,7 @@ def put_pairs(kind: Kind) -> Intrinsic:
         *numbers, out, panel_bytes, lowest = given
         both = [(numbers[i], numbers[i + 1], numbers[i + 2][0]) for i in (0, 3)]
         if tables:
-            rows = _looked_up_pairs(builder, both)
+            rows = _looked_up_pairs(builder, both, kind)
         else:
             steps = [codes.steps_of(builder, w, z[0], kind, lowest) for _, z, w in both]
             rows = (
@@ -187,13 +187,13 @@ def _in_turns(builder: Any, one: Value, other: Value) -> Value:
     return simd.shuffled(builder, both, both, _INTERLEAVED)
 
 
-def _looked_up_pairs(builder: Any, both: Any) -> Iterator[Value]:
+def _looked_up_pairs(builder: Any, both: Any, kind: Kind) -> Iterator[Value]:
     """Emit the weights of code k of each lane, of one row in even words, of the other in odd ones.
 
     A group's table is that of one row, then that of the other.
     """
     words, lanes = simd.vector_type("int16", _WORDS), simd.vector_type("int32")
-    tables = [codes.tables_of(builder, scales, zeros) for scales, zeros, _ in both]
+    tables = [codes.tables_of(builder, scales, zeros, kind) for scales, zeros, _ in both]
     each = [_rounded(builder, *pair) for pair in zip(*tables, strict=True)]
     (*_, one), (*_, other) = both
     lower, half = lanes([0xFFFF] * LANES), lanes([16] * LANES)

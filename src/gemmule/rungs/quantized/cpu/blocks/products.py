@@ -23,7 +23,13 @@ from gemmule.rungs._cpu_workspace import claimed, release, workspace
 from gemmule.rungs.matmul.cpu._packed_blocks import chunk_kernel
 from gemmule.rungs.matmul.cpu._packed_operands import DEPTH, PITCH
 from gemmule.rungs.matmul.cpu._tile import register_tile, unit_axis, unpack_kernel
-from gemmule.rungs.quantized.cpu._operands import Run, Stored, blocks_of, stored
+from gemmule.rungs.quantized.cpu._operands import (
+    Run,
+    Stored,
+    blocks_of,
+    stored,
+    times_factors,
+)
 from gemmule.rungs.quantized.cpu._product import product_of
 from gemmule.rungs.quantized.cpu.blocks.columns import pack_kernel, turn_kernel
 from gemmule.rungs.quantized.cpu.blocks.decode import decode_kernel
@@ -226,7 +232,6 @@ def by_columns(
     otherwise: binds what computes a product that its steps refuse.
     """
     unit, rows = unit_axis(problem.layout_b, 1), int(params["rows"])
-    dtypes = problem.b, problem.out
     plainly = functools.cache(lambda: otherwise and otherwise(problem, params))
 
     def run(matrix: QuantizedMatrix, B: Array, C: Array) -> None:
@@ -239,14 +244,19 @@ def by_columns(
             y = np.empty_like(C)
         elif matrix.perm is not None:
             x, axis = B[matrix.perm], "none"
+        if parts.factors is not None:  # not across: whose products come here are along the rows
+            y = np.empty_like(C, dtype=np.float32)
         product, refused = parts.kept(make), np.zeros(1, np.int64)
+        of = (problem.b, y.dtype.name)
         for low in range(0, C.shape[1], most):
             some, to = x[:, low : low + most], y[:, low : low + most]
-            call = product(dtypes, some.shape, (some.strides, to.strides), axis, rows)
+            call = product(of, some.shape, (some.strides, to.strides), axis, rows)
             call(refused.ctypes.data, some.ctypes.data, to.ctypes.data)
         other = plainly() if refused[0] else None
         if other is not None:
             other(matrix, B, C)
+        elif parts.factors is not None:
+            C[...] = times_factors(parts, y)
         elif y is not C:
             C[matrix.perm] = y
 

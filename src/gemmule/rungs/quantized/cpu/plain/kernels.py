@@ -13,11 +13,12 @@ import numpy as np
 
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
-from gemmule.core.problem import ITEMSIZE
+from gemmule.core.problem import FLOAT4, ITEMSIZE
 from gemmule.rungs.quantized.cpu._operands import Stored, scale_dtype_of
 from gemmule.rungs.quantized.cpu._product import Product, Rows
 
 _byte = load("uint8", "int32")
+_TWICE = 0xC8643210  # the doubles of 4-bit floats, without their signs, as its eight nibbles
 
 
 class Kind(NamedTuple):
@@ -56,6 +57,23 @@ def number_kernels(kind: Kind) -> tuple[Kernel, Kernel]:
 
 
 @functools.cache
+def value_kernel(kind: Kind) -> Kernel:
+    """Return ``f(code, zero)``: code less zero point; of codes that are floats, what they mean."""
+    cast = cast_kernel(kind.working)
+
+    @kernel
+    def of_integer(code: int, zero: float) -> Any:
+        return cast(code) - zero
+
+    @kernel
+    def of_float(code: int, zero: float) -> Any:
+        twice = _TWICE >> 4 * (code & 7) & 15
+        return cast(twice * (1 - (code >> 3) * 2)) * cast(0.5)
+
+    return of_float if kind.scale_dtype in FLOAT4 else of_integer
+
+
+@functools.cache
 def cast_kernel(working: str) -> Kernel:
     @kernel
     def to_float64(value: float) -> Any:
@@ -77,7 +95,7 @@ def loop_kernel(kind: Kind, transposed: bool) -> Kernel:
     """
     scale, zero = number_kernels(kind)
     get, put = load(kind.working, kind.working), store(kind.working, kind.working)
-    cast, nibbles = cast_kernel(kind.working), kind.bits == 4
+    cast, value, nibbles = cast_kernel(kind.working), value_kernel(kind), kind.bits == 4
 
     @kernel
     def weight(A: Product, row: int, column: int) -> Any:
@@ -86,7 +104,7 @@ def loop_kernel(kind: Kind, transposed: bool) -> Kernel:
             code = (_byte(codes, column >> 1) >> (4 * (column & 1))) & 15
         else:
             code = _byte(codes, column)
-        return scale(A, row, group) * (cast(code) - zero(A, row, group))
+        return scale(A, row, group) * value(code, zero(A, row, group))
 
     @kernel
     def loop(A: Product, first: int, end: int) -> None:
@@ -141,16 +159,20 @@ def four_rows_kernel(kind: Kind) -> Kernel:
 
 def _segment(kind: Kind) -> Kernel:
     """Return what sums ``(code - zero) x`` over columns ``low .. high - 1`` of a group, by rows."""
-    get, cast, nibbles = load(kind.working, kind.working), cast_kernel(kind.working), kind.bits == 4
-    sides = 8 // kind.bits
+    get, cast, value = (
+        load(kind.working, kind.working),
+        cast_kernel(kind.working),
+        value_kernel(kind),
+    )
+    nibbles, sides = kind.bits == 4, 8 // kind.bits
 
     @kernel
     def of_pair(byte: int, zero: float, u: float, v: float) -> Any:
-        return (cast(byte & 15) - zero) * u + (cast(byte >> 4) - zero) * v
+        return value(byte & 15, zero) * u + value(byte >> 4, zero) * v
 
     @kernel
     def of_byte(byte: int, zero: float, u: float, v: float) -> Any:
-        return (cast(byte) - zero) * u
+        return value(byte, zero) * u
 
     products = of_pair if nibbles else of_byte
 
@@ -163,10 +185,10 @@ def _segment(kind: Kind) -> Kernel:
         p0, p1, p2, p3 = cast(0), cast(0), cast(0), cast(0)
         if nibbles and low & 1:
             j, v = low >> 1, get(odd, low >> 1)
-            p0 += (cast(_byte(codes, j) >> 4) - z0) * v
-            p1 += (cast(_byte(c1, j) >> 4) - z1) * v
-            p2 += (cast(_byte(c2, j) >> 4) - z2) * v
-            p3 += (cast(_byte(c3, j) >> 4) - z3) * v
+            p0 += value(_byte(codes, j) >> 4, z0) * v
+            p1 += value(_byte(c1, j) >> 4, z1) * v
+            p2 += value(_byte(c2, j) >> 4, z2) * v
+            p3 += value(_byte(c3, j) >> 4, z3) * v
         for j in range((low + sides - 1) // sides, high // sides):
             u, v = get(even, j), get(odd, j)
             p0 += products(_byte(codes, j), z0, u, v)
@@ -175,10 +197,10 @@ def _segment(kind: Kind) -> Kernel:
             p3 += products(_byte(c3, j), z3, u, v)
         if nibbles and high & 1:
             j, u = high >> 1, get(even, high >> 1)
-            p0 += (cast(_byte(codes, j) & 15) - z0) * u
-            p1 += (cast(_byte(c1, j) & 15) - z1) * u
-            p2 += (cast(_byte(c2, j) & 15) - z2) * u
-            p3 += (cast(_byte(c3, j) & 15) - z3) * u
+            p0 += value(_byte(codes, j) & 15, z0) * u
+            p1 += value(_byte(c1, j) & 15, z1) * u
+            p2 += value(_byte(c2, j) & 15, z2) * u
+            p3 += value(_byte(c3, j) & 15, z3) * u
         return p0, p1, p2, p3
 
     return segment
@@ -191,7 +213,7 @@ def _weights(kind: Kind, *, add: bool) -> Kernel:
     by side, and odd ones at `odd`.
     """
     get, put = load(kind.working, kind.working), store(kind.working, kind.working)
-    cast, nibbles = cast_kernel(kind.working), kind.bits == 4
+    value, nibbles = value_kernel(kind), kind.bits == 4
 
     @kernel
     def put_even(to: int, j: int, weight: float) -> None:
@@ -211,16 +233,16 @@ def _weights(kind: Kind, *, add: bool) -> Kernel:
     def weights(codes: int, low: int, high: int, s: float, z: float, to: int, odd: int) -> None:
         if nibbles:
             if low & 1:
-                put_odd(to, odd, low >> 1, s * (cast(_byte(codes, low >> 1) >> 4) - z))
+                put_odd(to, odd, low >> 1, s * value(_byte(codes, low >> 1) >> 4, z))
             for j in range((low + 1) >> 1, high >> 1):
                 pair = _byte(codes, j)
-                put_even(to, j, s * (cast(pair & 15) - z))
-                put_odd(to, odd, j, s * (cast(pair >> 4) - z))
+                put_even(to, j, s * value(pair & 15, z))
+                put_odd(to, odd, j, s * value(pair >> 4, z))
             if high & 1:
-                put_even(to, high >> 1, s * (cast(_byte(codes, high >> 1) & 15) - z))
+                put_even(to, high >> 1, s * value(_byte(codes, high >> 1) & 15, z))
         else:
             for j in range(low, high):
-                put_even(to, j, s * (cast(_byte(codes, j)) - z))
+                put_even(to, j, s * value(_byte(codes, j), z))
 
     return weights
 

@@ -122,9 +122,9 @@ def quantise_kernel(bits: int, columns: int = 1) -> Kernel:
 
 
 @functools.cache
-def quantise_quads_kernel(vectors: int) -> Kernel:
-    """Return what `quantise_kernel` does for one column, as records of quads."""
-    round_group, add_up = quantise_group(vectors), add_up_quad(vectors)
+def quantise_quads_kernel(vectors: int, zero: int) -> Kernel:
+    """Return what `quantise_kernel` does for one column, as records of quads of a zero point."""
+    round_group, add_up = quantise_group(vectors), add_up_quad(vectors, zero)
     record_size, first = quad_record_bytes(vectors), scales_at(vectors)
 
     @kernel

@@ -24,6 +24,8 @@ from gemmule.backends.cpu.intrinsics import element_pointer, widen
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.backends.cpu.target import has_wide_vectors
+from gemmule.core.problem import FLOAT4, ITEMSIZE
+from gemmule.quant.float4 import VALUES
 from gemmule.rungs._cpu import address
 from gemmule.rungs._cpu_vectors import above_zero
 from gemmule.rungs.quantized.cpu._operands import Stored, blocks_of, scale_dtype_of
@@ -45,10 +47,10 @@ class LiftedZeros(NamedTuple):
 def lifted_zeros(parts: Stored) -> LiftedZeros | None:
     """Return what codes that are decoded as 2^23 plus a code are less, exactly.
 
-    None where there is no such thing: for zero points that are no whole numbers, and for nibbles
-    that are looked up.
+    None where there is no such thing: for zero points that are no whole numbers, for nibbles that
+    are looked up, and for codes that are floats.
     """
-    if parts.bits == 4 and has_wide_vectors():
+    if (parts.bits == 4 and has_wide_vectors()) or scale_dtype_of(parts) in FLOAT4:
         return None
     if parts.zeros is None:
         return LiftedZeros(None, 0)
@@ -71,6 +73,16 @@ class Kind(NamedTuple):
     integers: bool
     lifted: bool
     quads: int
+
+    @property
+    def floats(self) -> bool:
+        """Whether codes are floats of 4 bits."""
+        return self.scale_dtype in FLOAT4
+
+    @property
+    def zero(self) -> float:
+        """The zero point of a matrix that stores none."""
+        return 0.0 if self.floats else 2.0 ** (self.bits - 1)
 
     @property
     def tables(self) -> bool:
@@ -102,10 +114,11 @@ def by_words(pieces: int) -> bool:
     return not has_wide_vectors() and pieces in (1, 2, 4)
 
 
-def tables_of(builder: Any, scales: Values, zeros: Values) -> Values:
+def tables_of(builder: Any, scales: Values, zeros: Values, kind: Kind) -> Values:
     """Emit the 16 weights that the 16 nibbles stand for, for each row."""
+    codes = _float_table() if kind.floats else simd.counting()
     return [
-        builder.fmul(builder.fsub(simd.counting(), zero), scale)
+        builder.fmul(builder.fsub(codes, zero), scale)
         for scale, zero in zip(scales, zeros, strict=True)
     ]
 
@@ -121,6 +134,8 @@ def steps_of(
     kept: dict[int, Value] = {}
 
     def step(k: int) -> Value:
+        if kind.floats and word.type.count == LANES:
+            return simd.lookup(builder, _float_table(), simd.code_k(builder, word, k, kind.bits))
         if word.type.count == LANES:
             if kind.lifted:
                 return builder.fsub(_lifted_byte(builder, word, k, lowest), zero)
@@ -129,11 +144,34 @@ def steps_of(
             code = _code_of_words(builder, halves_of_words, k, kind.bits, kept)
         else:
             code = _lifted_code(builder, word, k, kind.bits)
+        if kind.floats:
+            return _float_of(builder, code)
         if not kind.lifted:
             code = builder.fsub(code, code.type([LIFT] * code.type.count))
         return builder.fsub(code, zero)
 
     return step
+
+
+def _float_table() -> Value:
+    """Return the register of what the 16 codes that are floats stand for."""
+    return simd.vector_type("float32")([float(value) for value in VALUES])
+
+
+def _float_of(builder: Any, lifted: Value) -> Value:
+    """Emit what a code that is a float stands for, of eight lanes whose low four bits hold it.
+
+    Its size is looked up by three bits of it, and the fourth is the sign.
+    """
+    lanes = lifted.type.count
+    code = builder.bitcast(lifted, simd.vector_type("int32", lanes))
+    sizes = lifted.type([float(value) for value in VALUES[:lanes]])
+    size = simd.called(builder, "llvm.x86.avx2.permps", lifted.type, sizes, code)
+    sign = builder.and_(
+        builder.shl(code, simd.constant(28, "int32", lanes)),
+        simd.constant(-(1 << 31), "int32", lanes),
+    )
+    return builder.bitcast(builder.or_(builder.bitcast(size, sign.type), sign), lifted.type)
 
 
 def _lifted_byte(builder: Any, word: Value, k: int, lowest: Value) -> Value:
@@ -257,8 +295,8 @@ def _two_broadcasts(builder: Any, address: Value, place: Value, dtype: str) -> V
 def _first_numbers(builder: Any, address: Value, place: Value, dtype: str, count: Value) -> Value:
     """Emit the first `count` of 16 numbers as floats."""
     start = builder.ptrtoint(element_pointer(builder, address, place, dtype), count.type)
-    size = 4 if dtype == "float32" else 2
-    raw = simd.masked_load(builder, start, ir.IntType(8 * size), LANES, count)
+    size = 8 * ITEMSIZE[dtype]
+    raw = simd.masked_load(builder, start, ir.IntType(size), LANES, count)
     raw = builder.bitcast(raw, simd.vector_type(dtype))
     return widen(builder, raw, dtype, "float32")
 
@@ -274,6 +312,6 @@ def numbers_of(kind: Kind, rows: int, *, full: bool) -> Numbers:
     known = full and pieces > 1 and not has_wide_vectors()
     orders = (order,) if known else ()
     make = functools.partial(group_numbers, pieces=pieces, rows=rows, orders=orders, complete=known)
-    fixed = 2.0 ** (kind.bits - 1) + (LIFT if kind.lifted else 0)
+    fixed = kind.zero + (LIFT if kind.lifted else 0)
     zeros = make("float32") if kind.has_zeros else fixed_numbers(fixed, rows)
     return make(kind.scale_dtype), zeros

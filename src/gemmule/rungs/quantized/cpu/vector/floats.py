@@ -92,7 +92,7 @@ def add_columns(kind: Kind, columns: int, rows: int = ROWS) -> Intrinsic:
     ) -> Values:
         x, lowest = rest
         if kind.tables:
-            tables = tables_of(builder, scales, zeros)
+            tables = tables_of(builder, scales, zeros, kind)
         for k in range(simd.codes_per_lane(kind.bits)):
             for row, word in enumerate(codes):
                 if kind.tables:
@@ -120,7 +120,7 @@ def spread_products(kind: Kind) -> Intrinsic:
 
     def adding(builder: Any, lowest: Value, scale: Value, zero: Value, word: Value) -> Add:
         if kind.tables:
-            (table,) = tables_of(builder, [scale], [zero])
+            (table,) = tables_of(builder, [scale], [zero], kind)
             return lambda k, total: builder.fadd(total, code_of_table(builder, table, word, k))
         step = steps_of(builder, word, zero, kind, lowest)
         return lambda k, total: simd.fused(builder, step(k), scale, total)

@@ -15,8 +15,11 @@ from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
 from gemmule.backends.cpu.target import missing_features
 from gemmule.core.rung import ACTIVATION_GROUP
+from gemmule.quant.float4 import VALUES
 from gemmule.rungs._cpu_vectors import above_zero, whole
 from gemmule.rungs.quantized.cpu.vector.codes import Values
+
+FLOAT_ZERO = 12  # by which doubled 4-bit floats are no negative numbers
 
 
 def planes(bits: int) -> int:
@@ -55,7 +58,9 @@ def _added_pairs(builder: Any, words: Value) -> Value:
     return simd.called(builder, "llvm.x86.avx2.pmadd.wd", result, words, ones)
 
 
-def _products_by_avx2(builder: Any, word: Value, xs: Values, bits: int) -> Value:
+def _products_by_avx2(
+    builder: Any, word: Value, xs: Values, bits: int, floats: bool = False
+) -> Value:
     """Emit for eight lanes the sum of codes (bytes: less 128) times activations, exactly.
 
     Four products of a nibble and a signed byte fit VPMADDUBSW's 16 bits, so both planes are added
@@ -69,7 +74,7 @@ def _products_by_avx2(builder: Any, word: Value, xs: Values, bits: int) -> Value
         return _added_pairs(builder, _of_bytes(builder, "pmadd.ub.sw", "int16", sizes, flipped))
     sums = [
         _of_bytes(builder, "pmadd.ub.sw", "int16", plane, x)
-        for plane, x in zip(weight_planes(builder, word, bits), xs, strict=True)
+        for plane, x in zip(weight_planes(builder, word, bits, floats=floats), xs, strict=True)
     ]
     return _added_pairs(builder, builder.add(*sums))
 
@@ -84,30 +89,47 @@ def _sum_of_bytes(builder: Any, total: Value, signed: Value) -> Value:
     return builder.add(total, simd.joined(builder, *sums))
 
 
-def weight_planes(builder: Any, word: Value, bits: int) -> Values:
-    """Emit a register's codes as bytes: those of even columns, then of odd ones, of nibbles."""
+def weight_planes(builder: Any, word: Value, bits: int, *, floats: bool = False) -> Values:
+    """Emit a register's codes as bytes: those of even columns, then of odd ones, of nibbles.
+
+    floats: twice what codes that are floats stand for, plus `FLOAT_ZERO`.
+    """
     if bits == 8:
         return [word]
     lanes = word.type.count
     nibbles, four = simd.constant(0x0F0F0F0F, "int32", lanes), simd.constant(4, "int32", lanes)
-    return [builder.and_(word, nibbles), builder.and_(builder.lshr(word, four), nibbles)]
+    both = [builder.and_(word, nibbles), builder.and_(builder.lshr(word, four), nibbles)]
+    return [_doubled(builder, plane) for plane in both] if floats else both
+
+
+def _doubled(builder: Any, plane: Value) -> Value:
+    """Emit twice what a plane's codes stand for, plus `FLOAT_ZERO`: a look-up of bytes."""
+    kind = simd.vector_type("int8", 4 * plane.type.count)
+    table = kind([FLOAT_ZERO + int(2 * VALUES[i % 16]) for i in range(kind.count)])
+    name = f"llvm.x86.avx{'512' if kind.count == BLOCK_BYTES else '2'}.pshuf.b"
+    name += ".512" * (kind.count == BLOCK_BYTES)
+    found = simd.called(builder, name, kind, table, builder.bitcast(plane, kind))
+    return builder.bitcast(found, plane.type)
 
 
 @functools.cache
-def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = ROWS) -> Intrinsic:
+def add_integer_products(
+    bits: int, columns: int, has_zeros: bool, rows: int = ROWS, *, floats: bool = False
+) -> Intrinsic:
     """Return ``f(totals, scales, zeros, words, x, _)``, x the address of a block's records.
 
     The integer sum of a lane is exact. Without zeros the fixed zero point is taken off in integers
-    too; with them, as floats (exact when they are integers). AVX2 takes bytes less 128.
+    too; with them, as floats (exact when they are integers). AVX2 takes bytes less 128. floats: of
+    codes that are floats of 4 bits.
     """
     wide = has_byte_products()
     lanes, shift = (LANES, 0) if wide else (LANES // 2, 128 if bits == 8 else 0)
-    fixed = 2 ** (bits - 1) - shift
+    fixed = FLOAT_ZERO if floats else 2 ** (bits - 1) - shift
 
     def products(builder: Any, word: Value, xs: Values, start: Value) -> Value:
         if not wide:
-            return builder.add(_products_by_avx2(builder, word, xs, bits), start)
-        for plane, x in zip(weight_planes(builder, word, bits), xs, strict=True):
+            return builder.add(_products_by_avx2(builder, word, xs, bits, floats), start)
+        for plane, x in zip(weight_planes(builder, word, bits, floats=floats), xs, strict=True):
             start = dot(builder, start, plane, x)
         return start
 
@@ -129,6 +151,8 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
                 x_scale = simd.load_vector(
                     builder, rest[0], "float32", at + 64 * (count + 1), lanes
                 )
+                if floats:  # codes are doubled
+                    x_scale = builder.fmul(x_scale, x_scale.type([0.5] * lanes))
                 start = of_x.type([0] * lanes)
                 if not has_zeros and fixed:
                     start = builder.mul(of_x, of_x.type([-fixed] * lanes))
@@ -147,7 +171,7 @@ def add_integer_products(bits: int, columns: int, has_zeros: bool, rows: int = R
                     mine[part] = simd.fused(builder, product, of_scales[row][part], mine[part])
         return [whole(builder, total) for total in of_totals]
 
-    name = f"add_integer_products {bits} {columns} {has_zeros} {rows}"
+    name = f"add_integer_products {bits} {columns} {has_zeros} {rows} {floats}"
     return operation(name, emit)
 
 

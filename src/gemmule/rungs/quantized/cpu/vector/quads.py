@@ -1,13 +1,13 @@
 """Four blocks of a row at a time, their integer sums joined before they become floats.
 
 A *quad* is four blocks of 4-bit codes, 512 columns of a row. VPDPBUSD leaves the sum of eight
-products in each lane, at most 8 * 15 * 127, so two blocks' sums fit the 16-bit halves of one
-register, and VPMADDWD with ones adds neighbours. Done twice, that makes one vector of 16 sums of 32
-columns: as many as share a scale of the activations, so that a group's scale and zero point meet 16
-sums at once, and groups of 32 cost what groups of 128 do. Lane 4 q + j belongs to the q-th 32
-columns of block j, as registers are joined within 16 bytes. For groups of 16 columns it is done
-once: two vectors, and lane 4 q + 2 j + h of the first (of the second: j less 2) belongs to half h
-of those columns.
+products in each lane, at most 8 * 15 * 127 (8 * 24 * 127 of doubled 4-bit floats), so two blocks'
+sums fit the 16-bit halves of one register, and VPMADDWD with ones adds neighbours. Done twice, that
+makes one vector of 16 sums of 32 columns: as many as share a scale of the activations, so that a
+group's scale and zero point meet 16 sums at once, and groups of 32 cost what groups of 128 do. Lane
+4 q + j belongs to the q-th 32 columns of block j, as registers are joined within 16 bytes. For
+groups of 16 columns it is done once: two vectors, and lane 4 q + 2 j + h of the first (of the
+second: j less 2) belongs to half h of those columns.
 
 A *record* is what 512 activations hold: two planes of 64 signed bytes (even, odd columns) for each
 block, then for each vector of sums those of the activations: as integers, times the fixed zero
@@ -122,7 +122,7 @@ def quad_numbers(kind: Kind, rows: int, *, full: bool) -> Numbers:
 
 
 @functools.cache
-def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
+def add_quads(pieces: int, rows: int, *, has_zeros: bool, floats: bool = False) -> Intrinsic:
     """Return ``f(totals, scales, zeros, words, x, _)``: totals plus a quad's products, by rows.
 
     x: address of the quad's record. The integer sum over a lane's columns is exact. Without zeros
@@ -143,10 +143,12 @@ def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
             [simd.load_vector(builder, x, t, at + BLOCK_BYTES * i) for i in range(vectors)]
             for t, at in ((kind, sums_at), ("float32", scales_at(vectors)))
         )
+        if floats:  # codes are doubled
+            x_scales = [builder.fmul(one, simd.constant(0.5)) for one in x_scales]
         results = []
         for row, total in enumerate(totals):
             blocks = codes[BLOCKS * row : BLOCKS * (row + 1)]
-            sums = _joined(builder, _sums(builder, blocks, activations), vectors)
+            sums = _joined(builder, _sums(builder, blocks, activations, floats), vectors)
             for v, one in enumerate(sums):
                 i = vectors * row + v
                 if has_zeros:
@@ -160,16 +162,16 @@ def add_quads(pieces: int, rows: int, *, has_zeros: bool) -> Intrinsic:
             results.append(total)
         return results
 
-    name = f"add_quads {pieces} {rows} {has_zeros}"
+    name = f"add_quads {pieces} {rows} {has_zeros} {floats}"
     return operation(name, emit)
 
 
-def _sums(builder: Any, blocks: Values, activations: Values) -> Values:
+def _sums(builder: Any, blocks: Values, activations: Values, floats: bool) -> Values:
     """Emit each block's lanes: codes times activations, eight products in each."""
     sums = []
     for block, word in enumerate(blocks):
         total = simd.constant(0, "int32")
-        for side, plane in enumerate(weight_planes(builder, word, _BITS)):
+        for side, plane in enumerate(weight_planes(builder, word, _BITS, floats=floats)):
             total = dot(builder, total, plane, activations[_PLANES * block + side])
         sums.append(total)
     return sums
@@ -201,8 +203,11 @@ mark_sizes = operation("mark_sizes", lambda builder, sizes, flag: mark(builder, 
 
 
 @functools.cache
-def add_up_quad(vectors: int) -> Intrinsic:
-    """Return ``f(record)``: add up the codes of a record, for what the zero points take off."""
+def add_up_quad(vectors: int, zero: int) -> Intrinsic:
+    """Return ``f(record)``: add up the codes of a record, for what the zero points take off.
+
+    zero: the fixed one.
+    """
 
     def emit(builder: Any, record: Value) -> None:
         ones, sums = simd.constant(0x01010101, "int32"), []
@@ -213,9 +218,9 @@ def add_up_quad(vectors: int) -> Intrinsic:
                 total = dot(builder, total, ones, simd.load_vector(builder, record, "int32", at))
             sums.append(total)
         for v, one in enumerate(_joined(builder, sums, vectors)):
-            fixed = builder.mul(one, simd.constant(-(2 ** (_BITS - 1)), "int32"))
+            fixed = builder.mul(one, simd.constant(-zero, "int32"))
             simd.store_vector(builder, fixed, record, _SUMS_AT + BLOCK_BYTES * v)
             as_float = builder.sitofp(one, simd.vector_type("float32"))
             simd.store_vector(builder, as_float, record, _SUMS_AT + BLOCK_BYTES * (vectors + v))
 
-    return operation(f"add_up_quad {vectors}", emit)
+    return operation(f"add_up_quad {vectors} {zero}", emit)

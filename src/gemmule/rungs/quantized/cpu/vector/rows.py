@@ -20,7 +20,7 @@ from gemmule.backends.cpu.jit import Intrinsic, kernel
 from gemmule.backends.cpu.pool import share_count, team
 from gemmule.backends.cpu.steps import Prepare, Step, Steps, Y, buffer
 from gemmule.backends.cpu.target import has_wide_vectors
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4, Problem
 from gemmule.core.rung import Params
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs import _cpu_vectors as vectors
@@ -33,6 +33,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     Stored,
     blocks_of,
     bound,
+    scale_dtype_of,
     stored,
     takes_floats,
 )
@@ -52,7 +53,11 @@ from gemmule.rungs.quantized.cpu.vector.codes import (
     lifted_zeros,
     numbers_of,
 )
-from gemmule.rungs.quantized.cpu.vector.integers import add_integer_products, record_bytes
+from gemmule.rungs.quantized.cpu.vector.integers import (
+    FLOAT_ZERO,
+    add_integer_products,
+    record_bytes,
+)
 from gemmule.rungs.quantized.cpu.vector.quads import (
     BLOCKS,
     add_quads,
@@ -88,10 +93,14 @@ def _operations(kind: Kind, rows: int) -> tuple[Numbers, Numbers, Intrinsic]:
     """Return what loads numbers in full blocks and in others, and what adds products of a block."""
     if kind.quads > 0:
         full, rest = (quad_numbers(kind, rows, full=one) for one in (True, False))
-        return full, rest, add_quads(kind.quads, rows, has_zeros=kind.has_zeros)
+        return full, rest, add_quads(kind.quads, rows, has_zeros=kind.has_zeros, floats=kind.floats)
     full, rest = (numbers_of(kind, rows, full=one) for one in (True, False))
     if kind.integers:
-        return full, rest, add_integer_products(kind.bits, 1, kind.has_zeros, rows)
+        return (
+            full,
+            rest,
+            add_integer_products(kind.bits, 1, kind.has_zeros, rows, floats=kind.floats),
+        )
     return full, rest, floats.add_products(kind, rows)
 
 
@@ -149,7 +158,7 @@ def columns_rows(kind: Kind, columns: int) -> Rows:
     """
     load_scales, load_zeros = numbers_of(kind, simd.ROWS, full=False)
     if kind.integers:
-        add = add_integer_products(kind.bits, columns, kind.has_zeros)
+        add = add_integer_products(kind.bits, columns, kind.has_zeros, floats=kind.floats)
     else:
         add = floats.add_columns(kind, columns)
     count = simd.ROWS * columns
@@ -238,7 +247,8 @@ def along(parts: Stored, integers: bool, shares_per_thread: int, now: tuple[int,
     count, vectors = blocks.count, vectors_of(quads)
     if quads > 0:
         count, x_step = -(-count // BLOCKS), quad_record_bytes(vectors)
-        prepare = activations.quantise_quads_kernel(vectors)
+        zero = FLOAT_ZERO if scale_dtype_of(parts) in FLOAT4 else 2 ** (parts.bits - 1)
+        prepare = activations.quantise_quads_kernel(vectors, zero)
     elif integers:
         x_step = record_bytes(parts.bits)
         prepare = activations.quantise_kernel(parts.bits)
