@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.report.charts import Bar, Bars, Mark, number
 from gemmule_lab.report.tables import significant
-from gemmule_lab.studies.charted import Picture, chart, head_of
+from gemmule_lab.studies.charted import Picture, busy, chart, head_of
 from gemmule_lab.studies.documents import claims_001 as said
 from gemmule_lab.studies.grid import Bench, Case, Cell, Found, Lane, Names, Step, Study, Task
 from gemmule_lab.studies.products import passes as ways
@@ -196,7 +196,6 @@ def _parts(rows: Rows, backend: str) -> Iterator[Picture]:
 SPLIT, SHAPE = (64, 256, 1024, 4096), "n x n times n x n"
 CALLED = {ways.NAIVE: said.LONE_NAIVE}  # from host to host it runs as the document has it
 _RATE = {"value": "TFLOP/s", "unit": "TFLOP/s", "label": "{name}", "sorted": True, "limit": "fma"}
-_BUSY = ("SM throughput", "memory throughput", "FMA pipe")
 _STEPS = ("import of gemmule", "context", "first cudaMalloc", "compile", "load", "first launch")
 _FIRST = {step: f"{step} us" for step in _STEPS}
 _OVER = {
@@ -230,9 +229,7 @@ CHARTS = (
               figures=_FIRST, parts=True, scale=1e-3, unit="ms")
         for n in said.FIRST_SIZES
     ),
-    chart("figures", "balance", "The shared kernel: what it keeps busy", "counters", "float32",
-          "1,024 cubed", "Nsight Compute, percent of each unit's peak",
-          figures={unit: f"{unit} percent" for unit in _BUSY}, scale=1, unit="%"),
+    busy("The shared kernel: what it keeps busy", "1,024 cubed"),
     *(
         chart("lines", file, title, said.TOTAL, "{cpus}", "float32", SHAPE,
               "ms from host array to host array, pageable memory", value="ms", most=most,

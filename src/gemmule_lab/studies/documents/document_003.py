@@ -25,6 +25,7 @@ SECTIONS = [(p, v, y) for p in WIDTHS for v in VALUES for y in (2, 4, 8, 16) if 
 SHARED = [(p, v) for p in (32, 128) for v in VALUES]
 TUNED = "fp16, best parameters"
 BITS = {"torch": 16, "fp16": 16, "int8": 8, "int4": 4}
+INT8, INT4 = "int8 codes", "int4 codes"
 HALF, ONE_BLOCK = "fp16 two_step", "fp16 one block a row"
 COLUMNS = {  # of the table: kernel -> the document's column
     "torch": "torch", HALF: "fp16", TUNED: "", "fp16, chosen": "", "int8 codes": "int8",
@@ -76,15 +77,15 @@ def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
         Lane("gemmule's choice", "auto"),
     )
     codes = (
-        Lane("int8 codes", "int8_codes", {**narrow, "values": 8}, form="int8"),
-        Lane("int4 codes", "int4_codes", {**narrow, "values": 16}, form="int4"),
-        Lane("int4 codes, 8 values", "int4_codes", {**narrow, "values": 8}, form="int4"),
-        Lane("int8 codes, 128 threads", "int8_codes", {**block, "values": 8}, form="int8"),
-        Lane("int8 product table", "product_table_int8", {**block, "values": 8}, form="int8"),
-        Lane("int4 codes, 128 threads", "int4_codes", {**block, "values": 16}, form="int4"),
-        Lane("int4 product table", "product_table_int4", {**block, "values": 16}, form="int4"),
-        Lane("int8, gemmule's choice", "auto", form="int8"),
-        Lane("int4, gemmule's choice", "auto", form="int4"),
+        Lane("int8 codes", "int8_codes", {**narrow, "values": 8}, form=INT8),
+        Lane("int4 codes", "int4_codes", {**narrow, "values": 16}, form=INT4),
+        Lane("int4 codes, 8 values", "int4_codes", {**narrow, "values": 8}, form=INT4),
+        Lane("int8 codes, 128 threads", "int8_codes", {**block, "values": 8}, form=INT8),
+        Lane("int8 product table", "product_table_int8", {**block, "values": 8}, form=INT8),
+        Lane("int4 codes, 128 threads", "int4_codes", {**block, "values": 16}, form=INT4),
+        Lane("int4 product table", "product_table_int4", {**block, "values": 16}, form=INT4),
+        Lane("int8, gemmule's choice", "auto", form=INT8),
+        Lane("int4, gemmule's choice", "auto", form=INT4),
     )
     return tuple(replace(lane, form="float16") for lane in halves), codes
 
@@ -110,7 +111,10 @@ def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     ]
     codes = [
         Lane(
-            f"{form} {p} x {r} x {v}", f"{form}_codes", {"p": p, "rows": r, "values": v}, form=form
+            f"{form} {p} x {r} x {v}",
+            f"{form}_codes",
+            {"p": p, "rows": r, "values": v},
+            form=f"{form} codes",
         )
         for form, widths in (("int8", (8, 16)), ("int4", (16, 32)))
         for p, r, v in itertools.product((32, 128), (1, 4), widths)
@@ -121,10 +125,10 @@ def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
 CPU_LANES = (
     Lane("torch", None, peer="torch", form="float16"),
     Lane("fp16", "auto", form="float16"),
-    Lane("int8", "auto", form="int8"),
-    Lane("int4", "auto", form="int4"),
-    Lane("int8, no vector decoding", "four_rows", form="int8"),
-    Lane("int4, no vector decoding", "four_rows", form="int4"),
+    Lane("int8", "auto", form=INT8),
+    Lane("int4", "auto", form=INT4),
+    Lane("int8, no vector decoding", "four_rows", form=INT8),
+    Lane("int4, no vector decoding", "four_rows", form=INT4),
 )
 
 
@@ -349,13 +353,13 @@ CHARTS = (
     chart("lines", "chosen", f"{_WHAT}: what is chosen for this device", CHOSEN,
           "x in fp16; codes with scales and zeros for groups of 128", "us of one product",
           each=["cold"], over="n", value="us", unit="us", log=True),
-    chart("ratio lines", "alternatives", "What was tried beside the plain kernels", EXPERIMENT,
+    chart("lines", "alternatives", "What was tried beside the plain kernels", EXPERIMENT,
           DTYPES, "times as fast as the plain form; above 1 it pays", each=("warm", "cold"),
-          over="n", pairs=ALTERNATIVES),
-    chart("ratio lines", "alike", "Sections of a row, and x in shared memory, like with like",
+          over="n", pairs=ALTERNATIVES, value="us", unit="times as fast"),
+    chart("lines", "alike", "Sections of a row, and x in shared memory, like with like",
           SWEEP, DTYPES, "times as fast as the plain form with as many threads, rows and values",
-          each=("warm", "cold"), over="n",
-          pairs=[*Y_PAIRS[-8:-4], *X_PAIRS[-2:]]),
+          each=("warm", "cold"), over="n", pairs=[*Y_PAIRS[-8:-4], *X_PAIRS[-2:]], value="us",
+          unit="times as fast"),
     *(
         chart("lines", f"shares-{file}", f"Bandwidth as a share of each device's peak, {file}",
               EXPERIMENT, DTYPES, "percent of each data sheet", each=["warm"], over="n",

@@ -82,7 +82,9 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
     if backend == "cpu":
         for n, m in CPU_SHAPES:
             for temperature in ("warm", "cold"):
-                yield Cell("cpu", "matvec", m, n, CPU_LANES, temperature, layout="col")
+                yield Cell(
+                    "cpu", "matvec", m, n, CPU_LANES, temperature, layout="col", uniform=True
+                )
         return
     for m in (1 << 7, 1 << 14):
         yield Cell(said.FIXED, "matvec", m, 128, (ZEROING,), "warm", layout="col", case={"m": m})
@@ -149,9 +151,9 @@ _PRINTED = [
 ]
 _US = {"value": "us", "unit": "us"}
 CHARTS = (
-    chart("gains", "wins", f"Where width {said.ITS_WIDTH} beats the naive kernels, {{won}} cases",
+    chart("maps", "wins", f"Where width {said.ITS_WIDTH} beats the naive kernels, {{won}} cases",
           said.WIDTH_RUNS, DTYPE, "times as fast: naive for A x, naive transposed for A^T x",
-          each=_BOTH, axes=("rows of A", "columns of A"),
+          each=_BOTH, axes=("rows of A", "columns of A"), value="us",
           pairs=[(f"{name} {said.ITS_WIDTH}", said.NAIVE[name]) for name in said.ALGORITHMS]),
     chart("bars", "parallelism", "The next question: shared memory, or more threads a row",
           "ladder", "float32, matrix by columns", "us", at={"order": "columns"},
