@@ -10,15 +10,7 @@ import numpy as np
 
 from gemmule_lab.records.results import geomean
 from gemmule_lab.studies import rules
-from gemmule_lab.studies.products.passes import (
-    CPU_LOOP,
-    CUBLAS,
-    EIGEN,
-    HIS_EIGEN,
-    NAIVE,
-    NUMPY,
-    SHARED,
-)
+from gemmule_lab.studies.products import passes as ways
 from gemmule_lab.studies.records import Judged, Rows
 from gemmule_lab.studies.rules import counted, needed, spread
 
@@ -90,12 +82,12 @@ def last_crossing(ratios: Mapping[int, float]) -> float | None:
     return round(math.exp(math.log(n) + share * math.log(after / n)), 6)
 
 
-@CLAIMS.rule("break-even-library", EIGEN, CUBLAS, "eigen_cublas")
-@CLAIMS.rule("break-even-own", CPU_LOOP, SHARED, "cpu_own")
+@CLAIMS.rule("break-even-library", ways.EIGEN, ways.CUBLAS, "eigen_cublas")
+@CLAIMS.rule("break-even-own", ways.CPU_LOOP, ways.SHARED, "cpu_own")
 def _break_even(rows: Rows, cpu: str, gpu: str, key: str) -> Judged:
     printed, substitute = rules.document("001")["printed"]["break_even"][key], ""
-    if not by_size(rows, cpu) and cpu == EIGEN:
-        cpu, substitute = NUMPY, " (Eigen is not installed here; NumPy's BLAS in its place)"
+    if not by_size(rows, cpu) and cpu == ways.EIGEN:
+        cpu, substitute = ways.NUMPY, " (Eigen is not installed here; NumPy's BLAS in its place)"
     needed(set(by_size(rows, cpu)) & set(by_size(rows, gpu)), rules.NO_PAIR)
     ours = crossing(rows, cpu, gpu)
     if ours is None:
@@ -106,7 +98,7 @@ def _break_even(rows: Rows, cpu: str, gpu: str, key: str) -> Judged:
 
 @CLAIMS.rule("loading")
 def _loading(rows: Rows) -> Judged:
-    found = [r for r in totals_of(rows).where(name=SHARED) if int(r.case["n"]) <= 101]
+    found = [r for r in totals_of(rows).where(name=ways.SHARED) if int(r.case["n"]) <= 101]
     ms = float(np.median([sum(r.figures[p] for p in LOADING) for r in needed(found)])) / 1000
     words = f"{ms:.3f} ms to allocate, copy both ways and free, median over n <= 101"
     return Judged(0.125 <= ms <= 0.5, words, ms)
@@ -114,7 +106,7 @@ def _loading(rows: Rows) -> Judged:
 
 @CLAIMS.rule("cpu-slow")
 def _cpu_slow(rows: Rows) -> Judged:
-    cpu, gpu = by_size(rows, CPU_LOOP), by_size(rows, SHARED)
+    cpu, gpu = by_size(rows, ways.CPU_LOOP), by_size(rows, ways.SHARED)
     near = [n for n in sorted(set(cpu) & set(gpu)) if 900 <= n <= 1100]
     n = min(needed(near, rules.NO_PAIR), key=lambda n: abs(n - 1000))
     told = (
@@ -128,7 +120,7 @@ def _cpu_slow(rows: Rows) -> Judged:
 def _exponential(rows: Rows) -> Judged:
     """Hold the times against a power of n and against an exponential, by what a line leaves."""
     words, holds, last = [], [], 0.0
-    for name in (EIGEN, CUBLAS):
+    for name in (ways.EIGEN, ways.CUBLAS):
         times = {n: us for n, us in by_size(rows, name).items() if n >= 1000}
         n, t = np.array(sorted(times)), np.log([times[n] for n in sorted(times)])
         needed(n[2:].tolist(), rules.NO_PAIR)
@@ -140,12 +132,12 @@ def _exponential(rows: Rows) -> Judged:
     return Judged(all(holds), f"{'; '.join(words)} that an exponential leaves", last)
 
 
-@CLAIMS.rule("eigen-45", EIGEN, 10000, 45, "Eigen's headers or a compiler are not installed")
-@CLAIMS.rule("cublas-10", CUBLAS, 26000, -10, rules.NO_GPU)
+@CLAIMS.rule("eigen-45", ways.EIGEN, 10000, 45, "Eigen's headers or a compiler are not installed")
+@CLAIMS.rule("cublas-10", ways.CUBLAS, 26000, -10, rules.NO_GPU)
 def _seconds(rows: Rows, name: str, n: int, limit: float, why: str) -> Judged:
     """Judge the seconds at n, by n^3 where only smaller ones are on file; limit < 0: below it."""
     words, seconds = [], []
-    for one in (name, HIS_EIGEN) if name == EIGEN else (name,):
+    for one in (name, ways.HIS_EIGEN) if name == ways.EIGEN else (name,):
         if times := by_size(rows, one):
             last = max(times)
             seconds.append(1e-6 * times.get(n, times[last] * max(1.0, (n / last) ** 3)))
@@ -167,7 +159,10 @@ def exponent(times: Mapping[int, float]) -> float:
 
 @CLAIMS.rule("naive-scales")
 def _scales_alike(rows: Rows) -> Judged:
-    every = (by_size(rows, CPU_LOOP), *(by_size(rows, k, "kernel") for k in (NAIVE, SHARED)))
+    every = (
+        by_size(rows, ways.CPU_LOOP),
+        *(by_size(rows, k, "kernel") for k in (ways.NAIVE, ways.SHARED)),
+    )
     large = [{n: t for n, t in times.items() if n >= 256} for times in every]
     needed([*large[0]][1:] and [*large[1]][1:], rules.NO_PAIR)
     left, right, *shared = (exponent(times) for times in large if len(times) > 1)
@@ -235,9 +230,9 @@ def _other_approach(rows: Rows) -> Judged:
 
 @CLAIMS.rule("equal-small")
 def _equal_when_small(rows: Rows) -> Judged:
-    loop = {n: us for n, us in by_size(rows, CPU_LOOP).items() if n <= 64}
+    loop = {n: us for n, us in by_size(rows, ways.CPU_LOOP).items() if n <= 64}
     words, means = [], []
-    for name in (NAIVE, SHARED):
+    for name in (ways.NAIVE, ways.SHARED):
         kernel = by_size(rows, name, "kernel")
         ratios = needed([kernel[n] / loop[n] for n in loop if n in kernel], rules.NO_PAIR)
         means.append(geomean(ratios))
@@ -256,7 +251,7 @@ def _balanced(rows: Rows) -> Judged:
 @CLAIMS.rule("kernel-1024", 1024, "kernel")
 @CLAIMS.rule("malloc-64", 64, "allocate")
 def _dominant(rows: Rows, n: int, part: str) -> Judged:
-    row = needed(next(iter(totals_of(rows).where(name=SHARED, n=n)), None))
+    row = needed(next(iter(totals_of(rows).where(name=ways.SHARED, n=n)), None))
     timed = {k: us for k, us in row.figures.items() if not k.startswith("first") and k != "gflops"}
     words = ", ".join(f"{name} {us:.0f} us" for name, us in timed.items())
     holds = max(timed, key=lambda k: timed[k]) == part

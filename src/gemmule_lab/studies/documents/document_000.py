@@ -7,18 +7,7 @@ from collections.abc import Iterator
 from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
-from gemmule_lab.studies.documents.rows_columns import (
-    BOTH,
-    CHOICE,
-    EXPERIMENT,
-    by_type,
-    cells,
-    charts,
-    every,
-    every_rung,
-    few_of,
-    largest_squares,
-)
+from gemmule_lab.studies.documents import rows_columns as shared
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
 from gemmule_lab.studies.records import Judged, Rows, UnmeasuredError
 from gemmule_lab.studies.rules import share, text
@@ -39,22 +28,22 @@ def steps(backend: str, full: bool) -> Iterator[Step]:
 
     Before it, on a GPU, whether the tile gains or the loads under way; after it, dtypes, counters.
     """
-    gpu, whole = backend == "cuda", every_rung("matvec", backend)
+    gpu, whole = backend == "cuda", shared.every_rung("matvec", backend)
     lanes = tuple(
         Lane(f"{name}, blocks of {block}", name, {"block": block})
         for name in (BASIC, UNROLLED, TILED)
         for block in BLOCKS
     )
     for n in (1024, 4096, 16384) if gpu else ():
-        for kept in BOTH:
-            yield Cell(BLOCK_RUNS, "matvec", n, n, (*lanes, CHOICE), kept)
+        for kept in shared.BOTH:
+            yield Cell(BLOCK_RUNS, "matvec", n, n, (*lanes, shared.CHOICE), kept)
     usual = THIN if gpu else CPU_THIN
-    yield from cells("matvec", every(usual), whole, BOTH)
+    yield from shared.cells("matvec", shared.every(usual), whole, shared.BOTH)
     if full:
-        few = few_of(whole, (BASIC, TILED)) if gpu else whole
-        yield from cells("matvec", every(SIZES, usual), few, BOTH)
+        few = shared.few_of(whole, (BASIC, TILED)) if gpu else whole
+        yield from shared.cells("matvec", shared.every(SIZES, usual), few, shared.BOTH)
     if gpu:
-        yield from by_type("matvec", 4096, (BASIC, TILED), TYPES, BOTH)
+        yield from shared.by_type("matvec", 4096, (BASIC, TILED), TYPES, shared.BOTH)
         yield counting("matvec", (Lane(BASIC, BASIC),), COUNTED)
 
 
@@ -73,7 +62,7 @@ def _x_from_l2(rows: Rows) -> Judged:
 @CLAIMS.rule("rows")
 def _rows_not_columns(rows: Rows) -> Judged:
     """Hold the growth of the bandwidth over the rows against that over the columns."""
-    warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm", name=BASIC).timed()
+    warm = rows.where(shared.EXPERIMENT, backend="cuda", temperature="warm", name=BASIC).timed()
     gbs = {(int(r.case["m"]), int(r.case["n"])): r.figures["gbs"] for r in warm}
     sizes = sorted({size for case in gbs for size in case})
     if len(sizes) < 2 or len(gbs) < len(sizes) ** 2:
@@ -103,33 +92,34 @@ def _vector_small(rows: Rows) -> Judged:
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield each rung's bandwidth and use of the memory on the largest square, warm and cold."""
-    for backend, size, square in largest_squares(rows):
+    for backend, size, square in shared.largest_squares(rows):
         read = rows.ceiling("read", backend)
         for name in square.names():
-            cells: list[str] = []
-            for kept in BOTH:
+            line = [f"{name}, {backend}, {size}"]
+            for kept in shared.BOTH:
                 here = square.where(temperature=kept)
                 gbs, sheet = (here.where(name=name).figure(f) for f in ("gbs", "datasheet_gbs"))
-                cells += [text(gbs, ".0f"), share(gbs, sheet)]
-                cells += [share(gbs, read if kept == "cold" else None)]
-                cells += [f"{ratio:.2f}" for ratio in here.faster(name, BASIC).values()] or [""]
-            yield (f"{name}, {backend}, {size}", *cells)
+                of_read = share(gbs, read if kept == "cold" else None)
+                ratios = [f"{ratio:.2f}" for ratio in here.faster(name, BASIC).values()] or [""]
+                line += [text(gbs, ".0f"), share(gbs, sheet), of_read, *ratios]
+            yield tuple(line)
 
 
 _WHAT, _RATE = "Matrix times vector", {"value": "gbs", "unit": "GB/s"}
 CHARTS = (
-    *charts(_WHAT, (BASIC, TILED), "gbs", "GB/s", "read", "rows and columns are the matrix's",
-            "4,096 x 4,096", "16,384 x 1,024", ("rows", "columns")),
+    *shared.charts(_WHAT, (BASIC, TILED), "gbs", "GB/s", "read",
+                   "rows and columns are the matrix's", "4,096 x 4,096", "16,384 x 1,024",
+                   ("rows", "columns")),
     chart("lines", "blocks", f"{_WHAT}: the tile or the loads under way, blocks of 128",
           BLOCK_RUNS, "float32", "GB/s", "n x n matrices", each=["cold"], over="n",
           names=[f"{name}, blocks of 128" for name in (BASIC, UNROLLED, TILED)], **_RATE),
-    chart("lines", "by-columns", f"{_WHAT}: GB/s over the columns, the most rows", EXPERIMENT,
-          "float32", "GB/s", each=["warm"], at={"m": "most"}, over="n", axis="columns",
-          names=[BASIC, TILED, CHOICE.name, "torch"], **_RATE),
+    chart("lines", "by-columns", f"{_WHAT}: GB/s over the columns, the most rows",
+          shared.EXPERIMENT, "float32", "GB/s", each=["warm"], at={"m": "most"}, over="n",
+          axis="columns", names=[BASIC, TILED, shared.CHOICE.name, "torch"], **_RATE),
     chart("bars", "several", "The next question: matrix times vector on two GPUs", "several GPUs",
           "float16", "n x n matrices", "us", "own rows alone: without any exchange",
           label="{n} x {n}, {name}", value="us", unit="us"),
 )  # fmt: skip
 _EACH = ("GB/s", "of datasheet", "of read ceiling", "x basic")
-HEADER = ("rung, device, size", *(f"{kept} {what}" for kept in BOTH for what in _EACH))
+HEADER = ("rung, device, size", *(f"{kept} {what}" for kept in shared.BOTH for what in _EACH))
 STUDY = Study("000", steps, CLAIMS.all(), (HEADER, comparison), CHARTS)

@@ -12,6 +12,7 @@ from gemmule_lab.studies.charted import Picture, busy, chart, head_of
 from gemmule_lab.studies.documents import claims_001 as said
 from gemmule_lab.studies.grid import Bench, Case, Cell, Found, Lane, Names, Step, Study, Task
 from gemmule_lab.studies.products import passes as ways
+from gemmule_lab.studies.products.first_call import PARTS as FIRST_PARTS
 from gemmule_lab.studies.products.first_call import first_call
 from gemmule_lab.studies.products.largest import FITS, WHOLE, largest
 from gemmule_lab.studies.products.totals import (
@@ -80,7 +81,7 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         yield from _kernels()
     yield from _totals((n for n in usual if n > LARGEST[ways.SHARED]), gpu)
     if full:
-        yield from _totals(halving({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES), gpu)
+        yield from _totals(sorted({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES), gpu)
     if gpu and full:
         yield Task("largest", (WHOLE,), {}, largest)
 
@@ -108,22 +109,6 @@ def _names(n: int) -> Iterator[str]:
             for name in (ways.SHARED, ways.CUBLAS)
             if n <= LARGEST.get(name, n)
         )
-
-
-def halving(sizes: Iterable[int]) -> list[int]:
-    """Return sizes such that the first few are spread over all, and so on, wherever it ends.
-
-    >>> halving([1, 2, 3, 4, 5, 6, 7])
-    [4, 2, 6, 1, 3, 5, 7]
-    """
-    ordered = sorted(sizes)
-    spans, found = [(0, len(ordered))], []
-    for low, high in spans:  # grows while it is walked
-        if low < high:
-            middle = (low + high) // 2
-            found.append(ordered[middle])
-            spans += [(low, middle), (middle + 1, high)]
-    return found
 
 
 def _kernels() -> Iterator[Step]:
@@ -196,8 +181,7 @@ def _parts(rows: Rows, backend: str) -> Iterator[Picture]:
 SPLIT, SHAPE = (64, 256, 1024, 4096), "n x n times n x n"
 CALLED = {ways.NAIVE: said.LONE_NAIVE}  # from host to host it runs as the document has it
 _RATE = {"value": "TFLOP/s", "unit": "TFLOP/s", "label": "{name}", "sorted": True, "limit": "fma"}
-_STEPS = ("import of gemmule", "context", "first cudaMalloc", "compile", "load", "first launch")
-_FIRST = {step: f"{step} us" for step in _STEPS}
+_FIRST = {part: f"{part} us" for part in FIRST_PARTS}
 _OVER = {
     "names": [
         *ways.HOST_NAMES[:2],

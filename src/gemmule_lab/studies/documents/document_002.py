@@ -8,17 +8,7 @@ from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.report.tables import significant
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
-from gemmule_lab.studies.documents.rows_columns import (
-    BOTH,
-    EXPERIMENT,
-    by_type,
-    cells,
-    charts,
-    every,
-    every_rung,
-    few_of,
-    largest_squares,
-)
+from gemmule_lab.studies.documents import rows_columns as shared
 from gemmule_lab.studies.grid import Lane, Step, Study
 from gemmule_lab.studies.records import Judged, Rows
 from gemmule_lab.studies.rules import needed, share, text
@@ -40,19 +30,21 @@ CLAIMS = rules.Claims("002")
 
 def steps(backend: str, full: bool) -> Iterator[Step]:
     """Yield every float32 rung over rows and columns, smaller tiles too; dtypes, and counters."""
-    whole = every_rung("matmul", backend, ("tensor_core", "tensor_core_int8"))
+    whole = shared.every_rung("matmul", backend, ("tensor_core", "tensor_core_int8"))
     if backend == "cpu":
-        yield from cells("matmul", [(n, n) for n in (128, 256, 512)], whole, ("warm",))
+        yield from shared.cells("matmul", [(n, n) for n in (128, 256, 512)], whole, ("warm",))
         return
     small = [
         Lane(f"{name} {tile}", name, {"tile": tile})
         for tile in (16, 8)
         for name in (SQUARE, RECTANGULAR)
     ]
-    yield from cells("matmul", every(THIN), (*whole, *small), BOTH)
+    yield from shared.cells("matmul", shared.every(THIN), (*whole, *small), shared.BOTH)
     if full:
-        yield from cells("matmul", every(SIZES, THIN), few_of(whole, KERNELS), BOTH)
-    yield from by_type("matmul", COUNTED, KERNELS, TYPES, ("warm",))
+        yield from shared.cells(
+            "matmul", shared.every(SIZES, THIN), shared.few_of(whole, KERNELS), shared.BOTH
+        )
+    yield from shared.by_type("matmul", COUNTED, KERNELS, TYPES, ("warm",))
     squares = [lane for lane in small if lane.rung == SQUARE]
     counted = (*(Lane(name, name) for name in KERNELS), *squares)
     yield counting("matmul", counted, {"m": COUNTED, "n": COUNTED, "columns": COUNTED})
@@ -96,7 +88,9 @@ def _fewer(more: Mapping[str, float], less: Mapping[str, float], levels: Mapping
 def _shares(rows: Rows, rate: str, ceiling: str, near: bool) -> Judged:
     """Judge whether all three are near a limit, or far from it, at the largest square."""
     limits = {name: needed(rows.ceiling(name, "cuda")) for name in ("fma float32", "read")}
-    warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm", m=SIZES[-1], n=SIZES[-1])
+    warm = rows.where(
+        shared.EXPERIMENT, backend="cuda", temperature="warm", m=SIZES[-1], n=SIZES[-1]
+    )
     words, shares = [], []
     for name in KERNELS:
         figures = {r: needed(warm.where(name=name).figure(r)) for r in ("gflops", "gbs")}
@@ -125,7 +119,7 @@ def _coalesced(rows: Rows) -> Judged:
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield each rung's rates on the largest square, and where it was counted its traffic."""
     counted = rows.where(LADDER_COUNTS, dtype="float32")
-    for backend, size, square in largest_squares(rows):
+    for backend, size, square in shared.largest_squares(rows):
         fma, read = rows.ceiling("fma float32", backend), rows.ceiling("read", backend)
         for row in square.where(temperature="warm"):
             gbs, gflops = row.figures["gbs"], row.figures["gflops"]
@@ -145,8 +139,8 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
 _AXES = ("rows of A", "columns of A, the inner size")
 _SHAPE = "A is rows x columns, B columns x rows: the inner size is the columns of A"
 CHARTS = (
-    *charts("Matrix product", KERNELS, "gflops", "GFLOP/s", "fma", _SHAPE, "1,024 cubed",
-            "1,024 cubed", _AXES),
+    *shared.charts("Matrix product", KERNELS, "gflops", "GFLOP/s", "fma", _SHAPE, "1,024 cubed",
+                   "1,024 cubed", _AXES),
     chart("figures", "traffic", "The next question: what the kernels load, level by level",
           LADDER_COUNTS, "float32", "2,048 cubed", "millions of 32-byte sectors, Nsight Compute",
           names=[*KERNELS, "register_tile", "vector_tile"], at={"dtype": "float32"},

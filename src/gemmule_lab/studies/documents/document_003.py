@@ -13,7 +13,7 @@ from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
 from gemmule_lab.studies.records import Judged, Rows, case_key
-from gemmule_lab.studies.rules import document, needed
+from gemmule_lab.studies.rules import document, needed, share
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 CPU_SIZES = (512, 1024, 2048, 4096)
@@ -32,7 +32,6 @@ COLUMNS = {  # of the table: kernel -> the document's column
     "int8 codes, 128 threads": "", "int8, chosen": "", "int4 codes": "int4",
     "int4 codes, 128 threads": "", "int4, chosen": "",
 }  # fmt: skip
-CPU_COLUMNS = {form: form for form in BITS}
 ALTERNATIVES = (
     ("fp16 y blocks", ONE_BLOCK),
     ("fp16 x in shared memory", ONE_BLOCK),
@@ -43,6 +42,7 @@ ALTERNATIVES = (
 )
 DTYPES = "matrix in fp16, or in int8 or int4 codes with one scale; x and y in fp16"
 CLAIMS = rules.Claims("003")
+PRINTED = document("003")["printed"]
 Pairs = Sequence[tuple[str, str]]
 # The alternatives beside the plain kernel with as many threads a row, rows a block, and loads.
 Y_PAIRS = [
@@ -58,7 +58,7 @@ def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     and codes read in between leave the L2 of an H200 in a state that 33 MB of halves do not get out
     of: the same kernel took 6.6 to 10.4 us, without them 6.5.
     """
-    table = document("003")["printed"]["RTX 3090"]["launch"]
+    table = PRINTED["RTX 3090"]["launch"]
     p, rows, *_ = table[SIZES.index(n)]
     tuned = f"h200_{n}"  # of the rung that has it: one for a warp a row or less, or for several
     rung = min(rung.name for rung in cuda_rungs() if tuned in rung.presets)
@@ -241,7 +241,7 @@ def _best(rows: Rows, names: Collection[str]) -> dict[str, float]:
 def deviations() -> list[tuple[str, str, int, float, float]]:
     """Return device, column, n, printed and recomputed GB/s where they differ by over 1 %."""
     found = []
-    for device, data in document("003")["printed"].items():
+    for device, data in PRINTED.items():
         for column, printed in data["gbs"].items():
             times = data["runtime_ns"][column]
             for n, gbs, ns in zip(SIZES, printed, times, strict=True):
@@ -263,59 +263,46 @@ def _printed_bandwidths(rows: Rows) -> Judged:
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield, by size and kernel, the printed figures beside ours, warm and cold; then our CPU's."""
-    on_cpu = rows.where(EXPERIMENT, backend="cpu").timed()
-    sizes = {int(row.case["n"]) for row in on_cpu}
-    for backend, index, n in [
-        *(("cuda", index, n) for index, n in enumerate(SIZES)),
-        *(("cpu", index, n) for index, n in enumerate(SIZES) if n in sizes),
-    ]:
+    gpu = (("cuda", COLUMNS, ""), ("cpu", dict(zip(BITS, BITS, strict=True)), ", on our CPU"))
+    for (backend, columns, where), n in itertools.product(gpu, SIZES):
         here = rows.where(backend=backend, n=n)
-        for name, column in (COLUMNS if backend == "cuda" else CPU_COLUMNS).items():
-            printed = [
-                c for device in ("P100", "RTX 3090") for c in _printed(device, column, index)
-            ]
-            ours = [
-                c for kept in ("warm", "cold") for c in _ours(here.where(temperature=kept), name)
-            ]
-            kernel = name if backend == "cuda" else f"{name}, on our CPU"
-            if any(ours) or any(printed):
-                yield (str(n), kernel, *printed, *ours, _launch(rows, name, n))
+        for name, column in columns.items():
+            printed = [cell for device in PRINTED for cell in _printed(device, column, n)]
+            kept = [here.where(temperature=one) for one in ("warm", "cold")]
+            ours = [cell for some in kept for cell in _ours(some, name)]
+            if any(ours) or (backend == "cuda" and any(printed)):
+                ran = [r.params for r in here.where(name=name) if "p" in r.params]
+                launch = f"{ran[0]['p']} x {ran[0]['rows']}" if ran else ""
+                yield (str(n), f"{name}{where}", *printed, *ours, launch)
 
 
-def _printed(device: str, column: str, index: int) -> tuple[str, ...]:
-    """Return us, GB/s (and what was printed where that differs), share of peak, x over torch."""
-    data = document("003")["printed"][device]
+def _cells(us: float, n: int, bits: int, peak: float | None, torch: float | None) -> list[str]:
+    """Return us, GB/s by the document's formula, share of peak, x over torch."""
+    rate = formula_gbs(n, bits, us * 1000)
+    return [f"{us:.2f}", f"{rate:.0f}", share(rate, peak), f"{torch / us:.2f}" if torch else ""]
+
+
+def _printed(device: str, column: str, n: int) -> list[str]:
+    """Return the cells of what a document printed, with its own GB/s where those differ."""
+    data, index = PRINTED[device], SIZES.index(n)
     times = data["runtime_ns"]
-    if not column or column not in times:
-        return ("",) * len(_EACH)
-    ns, n = times[column][index], SIZES[index]
-    rate = formula_gbs(n, BITS[column], ns)
-    gbs = f"{rate:.0f}"
-    for where, what, size, wrong, _ in deviations():
-        if (where, what, size) == (device, column, n):
-            gbs += f" ({wrong:.0f} printed)"
-    share = f"{100 * rate / data['peak_gbs']:.0f} %"
-    return f"{ns / 1000:.2f}", gbs, share, f"{times['torch'][index] / ns:.2f}"
+    if column not in times:
+        return [""] * len(_EACH)
+    us, torch = (times[name][index] / 1000 for name in (column, "torch"))
+    cells = _cells(us, n, BITS[column], data["peak_gbs"], torch)
+    wrong = [gbs for *where, gbs, _ in deviations() if where == [device, column, n]]
+    cells[1] += f" ({wrong[0]:.0f} printed)" if wrong else ""
+    return cells
 
 
-def _ours(here: Rows, name: str) -> tuple[str, ...]:
-    """Return us, GB/s by the document's formula, share of peak and x over torch of our row."""
+def _ours(here: Rows, name: str) -> list[str]:
+    """Return the cells of our row at one size and temperature."""
     row = next(iter(here.where(name=name).timed()), None)
     if row is None:
-        return ("",) * len(_EACH)
-    rate = formula_gbs(int(row.case["n"]), BITS[name.split()[0].strip(",")], row.us * 1000)
-    peak = here.figure("datasheet_gbs")
-    share = f"{100 * rate / peak:.0f} %" if peak else ""
+        return [""] * len(_EACH)
     torch = here.where(EXPERIMENT, name="torch").us().get(case_key(row.case))
-    return f"{row.us:.2f}", f"{rate:.0f}", share, f"{torch / row.us:.2f}" if torch else ""
-
-
-def _launch(rows: Rows, name: str, n: int) -> str:
-    """Return threads a row and rows a block of our row."""
-    for row in rows.where(backend="cuda", name=name, n=n):
-        if "p" in row.params:
-            return f"{row.params['p']} x {row.params['rows']}"
-    return ""
+    bits = BITS[name.split()[0].strip(",")]
+    return _cells(row.us, int(row.case["n"]), bits, here.figure("datasheet_gbs"), torch)
 
 
 def _printed_lines(*forms: str) -> list[Line]:
@@ -328,7 +315,7 @@ def _printed_lines(*forms: str) -> list[Line]:
                 for n, ns in zip(SIZES, data["runtime_ns"][form], strict=True)
             ],
         )
-        for device, data in document("003")["printed"].items()
+        for device, data in PRINTED.items()
         for form in forms
         if form in data["runtime_ns"]
     ]

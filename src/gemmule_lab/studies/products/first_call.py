@@ -6,19 +6,19 @@ it would have imported the package before the clock starts.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gemmule_lab.studies.grid import Measured
 
 SECONDS = 120
+PARTS = ("import of gemmule", "context", "first cudaMalloc", "compile", "load", "first launch")
 
 
 def first_call(rung: str, n: int) -> Measured:
@@ -47,32 +47,31 @@ def first_call(rung: str, n: int) -> Measured:
 
 def main(rung: str, n: int) -> None:
     """Time the parts of this process's first product and print them as JSON."""
-    parts: dict[str, float] = {}
+    marks = [time.perf_counter()]
 
-    @contextmanager
-    def part(name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        parts[name] = (time.perf_counter() - start) * 1e6
+    def end() -> None:
+        marks.append(time.perf_counter())
 
-    with part("import of gemmule us"):
-        import gemmule as gm
-        from gemmule.backends.cuda import driver
-        from gemmule.backends.cuda import launch as cuda_launch
-        from gemmule.backends.cuda.device_array import DeviceArray
-    with part("context us"):
-        driver.synchronize(0)
-    with part("first cudaMalloc us"):
-        arrays = [DeviceArray.empty((n, n), "float32") for _ in "ABC"]
-    with part("compile us"):
-        plan = gm.plan("matmul", arrays[0], arrays[1], rung=rung)
-        launcher = cuda_launch.Launcher(plan.choice)
-    with part("load us"):
-        launcher.load(0)
-    with part("first launch us"):
-        plan(arrays[0], arrays[1], out=arrays[2])
-        driver.synchronize(0)
-    print(json.dumps(parts))
+    import gemmule as gm
+    from gemmule.backends.cuda import driver
+    from gemmule.backends.cuda import launch as cuda_launch
+    from gemmule.backends.cuda.device_array import DeviceArray
+
+    end()
+    driver.synchronize(0)
+    end()
+    a, b, out = (DeviceArray.empty((n, n), "float32") for _ in "ABC")
+    end()
+    plan = gm.plan("matmul", a, b, rung=rung)
+    launcher = cuda_launch.Launcher(plan.choice)
+    end()
+    launcher.load(0)
+    end()
+    plan(a, b, out=out)
+    driver.synchronize(0)
+    end()
+    took = (1e6 * (after - before) for before, after in itertools.pairwise(marks))
+    print(json.dumps(dict(zip((f"{part} us" for part in PARTS), took, strict=True))))
 
 
 if __name__ == "__main__":
