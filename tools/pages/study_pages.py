@@ -37,6 +37,9 @@ def update(root: Path) -> list[Path]:
         rows = next(iter(devices.values()), Rows(()))
         found[number] = show.findings(number, rows)
         charts = dict(charted.pictures(studies.load(number), rows))
+        for others in [*devices.values()][1:]:  # what this device has no rows of
+            lacking = others.only(r for r in others if not rows.where(r.experiment))
+            charts |= dict(charted.pictures(studies.load(number), lacking)) | charts
         beside = show.device_chart(number, devices) if len(devices) > 1 else None
         page = root / "docs" / "studies" / f"{number}.md"
         tables = {

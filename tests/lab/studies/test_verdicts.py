@@ -131,6 +131,14 @@ def test_two_devices_stand_in_one_table_and_chart(tmp_path: Path) -> None:
     again = ["003", "--show", "--against", str(store.on_record("003")[0]), "--out", str(tmp_path)]
     same = CliRunner().invoke(command, again, env={"COLUMNS": "220"})
     assert "NVIDIA H100 80GB HBM3, study-003.jsonl" in " ".join(same.output.split()), same.exception
+    both = ["003", "--show", "--out", str(tmp_path)]
+    for path in (other, store.on_record("003")[0]):
+        both += ["--against", str(path)]
+    three = CliRunner().invoke(command, both, env={"COLUMNS": "300"})
+    assert re.search(r"on NVIDIA H200 \(cases\).+on NVIDIA H100 .+ \(cases\)", three.output)
+    drawn = (tmp_path / "study-003-devices.svg").read_text("utf-8")
+    assert "against NVIDIA H200" in drawn
+    assert "against NVIDIA H100" in drawn
     wrong = CliRunner().invoke(command, ["--show", "--against", str(other)])
     assert wrong.exit_code
     assert "one study" in str(wrong.exception)

@@ -12,7 +12,7 @@ from gemmule_lab.report.charts import Line
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.records import Judged, Rows, case_key
+from gemmule_lab.studies.records import Judged, Rows, StudyRow, case_key
 from gemmule_lab.studies.rules import document, needed, share
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -27,10 +27,11 @@ TUNED = "fp16, best parameters"
 BITS = {"torch": 16, "fp16": 16, "int8": 8, "int4": 4}
 INT8, INT4 = "int8 codes", "int4 codes"
 HALF, ONE_BLOCK = "fp16 two_step", "fp16 one block a row"
+SWEPT = "best of the sweep"
 COLUMNS = {  # of the table: kernel -> the document's column
-    "torch": "torch", HALF: "fp16", TUNED: "", "fp16, chosen": "", "int8 codes": "int8",
-    "int8 codes, 128 threads": "", "int8, chosen": "", "int4 codes": "int4",
-    "int4 codes, 128 threads": "", "int4, chosen": "",
+    "torch": "torch", HALF: "fp16", TUNED: "", f"fp16, {SWEPT}": "", "fp16, chosen": "",
+    "int8 codes": "int8", "int8 codes, 128 threads": "", f"int8, {SWEPT}": "", "int8, chosen": "",
+    "int4 codes": "int4", "int4 codes, 128 threads": "", f"int4, {SWEPT}": "", "int4, chosen": "",
 }  # fmt: skip
 ALTERNATIVES = (
     ("fp16 y blocks", ONE_BLOCK),
@@ -263,17 +264,28 @@ def _printed_bandwidths(rows: Rows) -> Judged:
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield, by size and kernel, the printed figures beside ours, warm and cold; then our CPU's."""
-    gpu = (("cuda", COLUMNS, ""), ("cpu", dict(zip(BITS, BITS, strict=True)), ", on our CPU"))
-    for (backend, columns, where), n in itertools.product(gpu, SIZES):
-        here = rows.where(backend=backend, n=n)
+    both = (("cuda", COLUMNS, ""), ("cpu", dict(zip(BITS, BITS, strict=True)), ", on our CPU"))
+    for (backend, columns, where), n in itertools.product(both, SIZES):
+        kept = [rows.where(backend=backend, n=n, temperature=one) for one in ("warm", "cold")]
         for name, column in columns.items():
             printed = [cell for device in PRINTED for cell in _printed(device, column, n)]
-            kept = [here.where(temperature=one) for one in ("warm", "cold")]
-            ours = [cell for some in kept for cell in _ours(some, name)]
-            if any(ours) or (backend == "cuda" and any(printed)):
-                ran = [r.params for r in here.where(name=name) if "p" in r.params]
+            found = [_row(here, name) for here in kept]
+            ours = [cell for pair in zip(kept, found, strict=True) for cell in _ours(*pair)]
+            if any(found) or (backend == "cuda" and any(printed)):
+                ran = [row.params for row in found if row and "p" in row.params]
                 launch = f"{ran[0]['p']} x {ran[0]['rows']}" if ran else ""
                 yield (str(n), f"{name}{where}", *printed, *ours, launch)
+
+
+def _row(here: Rows, name: str) -> StudyRow | None:
+    """Return our row at one size and temperature; of a sweep the fastest of a plain kernel."""
+    main, chosen = (here.where(one, name=name).timed() for one in (EXPERIMENT, CHOSEN))
+    some: Iterable[StudyRow] = main or chosen
+    form, _, what = name.partition(", ")
+    if what == SWEPT:
+        rung = {"fp16": "two_step"}.get(form, f"{form}_codes")
+        some = [row for row in here.where(SWEEP).timed() if row.params["rung"] == rung]
+    return min(some, key=lambda row: row.us, default=None)
 
 
 def _cells(us: float, n: int, bits: int, peak: float | None, torch: float | None) -> list[str]:
@@ -295,13 +307,12 @@ def _printed(device: str, column: str, n: int) -> list[str]:
     return cells
 
 
-def _ours(here: Rows, name: str) -> list[str]:
+def _ours(here: Rows, row: StudyRow | None) -> list[str]:
     """Return the cells of our row at one size and temperature."""
-    row = next(iter(here.where(name=name).timed()), None)
     if row is None:
         return [""] * len(_EACH)
     torch = here.where(EXPERIMENT, name="torch").us().get(case_key(row.case))
-    bits = BITS[name.split()[0].strip(",")]
+    bits = BITS[row.name.split()[0].strip(",")]
     return _cells(row.us, int(row.case["n"]), bits, here.figure("datasheet_gbs"), torch)
 
 
