@@ -50,9 +50,10 @@ def answer(number: str, found: Mapping[str, Finding]) -> str:
 
 
 def counts(found: Mapping[str, Finding]) -> str:
-    """Return how many claims have which outcome: ``3 confirmed, 1 refuted``."""
+    """Return how many claims have which outcome: ``3 confirmed, 2 differ on this device``."""
     outcomes = collections.Counter(finding.outcome for finding in found.values())
-    return ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    told = (f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    return ", ".join(one if one[:2] == "1 " else one.replace("differs", "differ") for one in told)
 
 
 def comparison_table(number: str, rows: Rows) -> TableData:

@@ -168,7 +168,7 @@ def _shared_memory(rows: Rows) -> Judged:
     plain, *loads = (here.where(name=n).figure("load requests") for n in ("thread_per_row", *names))
     if plain is not None and all(loads):
         told = ", ".join(f"{100 * (n or 0) / plain:.0f} %" for n in loads)
-        words += f"; load requests {told} of its"
+        words += f"; load requests, of a thread a row's: {told}"
     return Judged(math.log(alone) >= math.log(both) / 2, words, alone)
 
 

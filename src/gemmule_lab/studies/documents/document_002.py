@@ -20,10 +20,8 @@ TILE = 32
 KERNELS = BASIC, SQUARE, RECTANGULAR = "naive", "shared_tile", "rectangular_tile"
 TYPES = ("float64", "float32", "float16", "bfloat16", "int32")
 LADDER_COUNTS = "counted by the ladder"
-LEVELS = {
-    "requests": "load requests", "sectors asked of the L1": "load sectors",
-    "sectors past the L1": "past the L1", "L2": "L2 sectors read",
-}  # fmt: skip
+PAST = {"sectors past the L1": "past the L1", "L2": "L2 sectors read"}
+LEVELS = {"requests": "load requests", "sectors asked of the L1": "load sectors", **PAST}
 LARGER = {"L2": "L2 sectors read", "DRAM": "DRAM bytes read"}
 CLAIMS = rules.Claims("002")
 
@@ -69,7 +67,8 @@ def _falls(rows: Rows, plain: str, tile: str, low: float, high: float, count: st
     more, less = _counts(rows, plain, tile)
     by_ladder = rows.where(LADDER_COUNTS, dtype="float32")
     larger = [by_ladder.where(name=name) for name in (plain, tile)]
-    words = [f"times fewer at {COUNTED} cubed: {_fewer(more, less, LEVELS)}"]
+    levels = PAST if count in PAST.values() else LEVELS
+    words = [f"times fewer at {COUNTED} cubed: {_fewer(more, less, levels)}"]
     if all(larger):
         counts = _fewer(larger[0][0].figures, larger[1][0].figures, LARGER)
         words.append(f"at {larger[0][0].case['n']} cubed {counts}")
