@@ -95,16 +95,17 @@ def device_verdicts(number: str, by_device: Mapping[str, Rows]) -> TableData:
     A device whose file lacks a claim's rows could still have it.
     """
     found = {device: findings(number, rows) for device, rows in by_device.items()}
-    body = []
-    for claim in studies.load(number).claims:
-        each = [one[claim.id] for one in found.values()]
-        told = [f"{one.outcome}: {one.figure}" for one in each]
-        lacking = [one.outcome == NOT_MEASURABLE for one in each]
-        cells = (LACKS if no else one for one, no in zip(told, lacking, strict=True))
-        body += [] if all(lacking) else [(claim.text, *cells)]
+
+    def told(one: Finding) -> str:
+        return LACKS if one.outcome == NOT_MEASURABLE else f"{one.outcome}: {one.figure}"
+
+    lines = (
+        (claim.text, *(told(one[claim.id]) for one in found.values()))
+        for claim in studies.load(number).claims
+    )
+    body = tuple(line for line in lines if {*line[1:]} != {LACKS})
     header = ("the document says", *found)
-    words = (False,) * len(header)
-    return TableData(f"Document {number}: claims by device", header, tuple(body), words)
+    return TableData(f"Document {number}: claims by device", header, body, (False,) * len(header))
 
 
 def _device_ratios(by_device: Mapping[str, Rows]) -> dict[tuple[str, ...], list[list[float]]]:

@@ -159,10 +159,8 @@ def exponent(times: Mapping[int, float]) -> float:
 
 @CLAIMS.rule("naive-scales")
 def _scales_alike(rows: Rows) -> Judged:
-    every = (
-        by_size(rows, ways.CPU_LOOP),
-        *(by_size(rows, k, "kernel") for k in (ways.NAIVE, ways.SHARED)),
-    )
+    kernels = (by_size(rows, name, "kernel") for name in (ways.NAIVE, ways.SHARED))
+    every = (by_size(rows, ways.CPU_LOOP), *kernels)
     large = [{n: t for n, t in times.items() if n >= 256} for times in every]
     needed([*large[0]][1:] and [*large[1]][1:], rules.NO_PAIR)
     left, right, *shared = (exponent(times) for times in large if len(times) > 1)
@@ -197,13 +195,9 @@ def _computing(rows: Rows) -> Judged:
 @CLAIMS.rule("banks")
 def _bank_conflicts(rows: Rows) -> Judged:
     """Count the words that a warp wants of one bank at once, by address and by the profiler."""
-    loads, load_passes, stores, store_passes = _counters(
-        rows,
-        "bank conflicts, loads",
-        "shared load wavefronts",
-        "bank conflicts, stores",
-        "shared store wavefronts",
-    )
+    loads, stores = _counters(rows, "bank conflicts, loads", "bank conflicts, stores")
+    passes = ("shared load wavefronts", "shared store wavefronts")
+    load_passes, store_passes = _counters(rows, *passes)
     asked = ([32 * 5 + lane for lane in range(32)], [32 * 5 + 7] * 32, [*range(32)])
     banks = [len({w for w in words if w % 32 == bank}) for words in asked for bank in range(32)]
     words = (

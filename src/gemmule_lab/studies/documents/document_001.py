@@ -10,18 +10,9 @@ from gemmule_lab.report.charts import Bar, Bars, Mark, number
 from gemmule_lab.report.tables import significant
 from gemmule_lab.studies.charted import Picture, busy, chart, head_of
 from gemmule_lab.studies.documents import claims_001 as said
-from gemmule_lab.studies.grid import Bench, Case, Cell, Found, Lane, Names, Step, Study, Task
+from gemmule_lab.studies.grid import Cell, Lane, Names, Step, Study, Task
+from gemmule_lab.studies.products import first_call, largest, totals
 from gemmule_lab.studies.products import passes as ways
-from gemmule_lab.studies.products.first_call import PARTS as FIRST_PARTS
-from gemmule_lab.studies.products.first_call import first_call
-from gemmule_lab.studies.products.largest import FITS, WHOLE, largest
-from gemmule_lab.studies.products.totals import (
-    LARGEST_PROOF,
-    proof,
-    small_check,
-    totals,
-    warm_up,
-)
 from gemmule_lab.studies.records import Rows, Value
 from gemmule_lab.studies.rules import document
 
@@ -61,21 +52,18 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
 
     The sizes of the default grid come first, so that a full run that is stopped has them.
     """
-    runs: dict[str, Value] = {"runs": PROOF_RUNS, "largest": LARGEST_PROOF}
-    gpu = backend == "cuda"
-    yield Task("proof", ("all implementations",), runs, proof)
-    libraries = (ways.EIGEN, ways.HIS_EIGEN, ways.NUMPY, *([ways.CUBLAS] if gpu else []))
-    yield Task("check of 32 x 32", libraries, {"n": 32}, small_check)
-    large = (ways.SHARED, ways.CUBLAS, ways.EIGEN, ways.HIS_EIGEN)
-    for names, n in (
-        ((ways.CPU_LOOP, ways.EIGEN, ways.NUMPY), 1024),
-        ((ways.NAIVE,), 2048),
-        (large, 4096),
+    gpu, usual = backend == "cuda", sorted(THIN_SIZES)
+    runs: dict[str, Value] = {"runs": PROOF_RUNS, "largest": totals.LARGEST_PROOF}
+    yield Task("proof", ("all implementations",), runs, totals.proof)
+    libraries = _here((ways.EIGEN, ways.HIS_EIGEN, ways.NUMPY, ways.CUBLAS), gpu)
+    yield Task("check of 32 x 32", libraries, {"n": 32}, totals.small_check)
+    for n, *names in (
+        (1024, ways.CPU_LOOP, ways.EIGEN, ways.NUMPY),
+        (2048, ways.NAIVE),
+        (4096, ways.SHARED, ways.CUBLAS, ways.EIGEN, ways.HIS_EIGEN),
     ):
-        here = tuple(name for name in names if gpu or name in ways.HOST_NAMES)
-        if here:
-            yield Task("warm-up", here, {"n": n}, warm_up)
-    usual = sorted(THIN_SIZES)
+        if here := _here(names, gpu):
+            yield Task("warm-up", here, {"n": n}, totals.warm_up)
     yield from _totals((n for n in usual if n <= LARGEST[ways.SHARED]), gpu)
     if gpu:
         yield from _kernels()
@@ -83,14 +71,17 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
     if full:
         yield from _totals(sorted({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES), gpu)
     if gpu and full:
-        yield Task("largest", (WHOLE,), {}, largest)
+        yield Task("largest", (largest.WHOLE,), {}, largest.largest)
+
+
+def _here(names: Iterable[str], gpu: bool) -> Names:
+    return tuple(name for name in names if gpu or name in ways.HOST_NAMES)
 
 
 def _totals(sizes: Iterable[int], gpu: bool) -> Iterator[Step]:
     for n in sizes:
-        names = tuple(name for name in _names(n) if gpu or name in ways.HOST_NAMES)
-        if names:
-            yield Task(said.TOTAL, names, {"n": n}, totals)
+        if names := _here(_names(n), gpu):
+            yield Task(said.TOTAL, names, {"n": n}, totals.totals)
 
 
 def _names(n: int) -> Iterator[str]:
@@ -113,18 +104,14 @@ def _names(n: int) -> Iterator[str]:
 
 def _kernels() -> Iterator[Step]:
     for n in said.FIRST_SIZES:
-        yield Task(said.FIRST, ("shared_tile",), {"n": n}, _first)
+        yield Task(said.FIRST, ("shared_tile",), {"n": n}, first_call.first_call)
     for n in KERNEL_SIZES:
         for temperature in ("warm", "cold"):
             lone = (n, temperature) == (KERNEL_SIZES[0], "warm")
             lanes = (*KERNEL_LANES, *LONE_LANES) if lone else KERNEL_LANES
             yield Cell(said.KERNELS, "matmul", n, n, lanes, temperature, n, case={"n": n})
     yield counting("matmul", COUNTED_LANES, {"n": COUNTED})
-    yield Task("largest", (FITS, said.REFUSED), {}, largest)
-
-
-def _first(bench: Bench, names: Names, case: Case) -> Found:
-    return {name: first_call(name, int(case["n"])) for name in names}
+    yield Task("largest", (largest.FITS, said.REFUSED), {}, largest.largest)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
@@ -162,10 +149,10 @@ def _parts(rows: Rows, backend: str) -> Iterator[Picture]:
     """Yield how the time of a product on the GPU divides, pageable and pinned memory apart."""
     load, unload = ("allocate", "host to device"), ("device to host", "free")
     divided = ("load: allocate, copy in", "launch", "kernel", "unload: copy out, free")
-    totals, bars = said.totals_of(rows.where(backend=backend)), []
+    here, bars = said.totals_of(rows.where(backend=backend)), []
     names = (ways.NAIVE, *(n + p for n in (ways.SHARED, ways.CUBLAS) for p in ("", ways.PINNED)))
     for n, name in itertools.product(SPLIT, names):
-        for row in totals.where(name=name, n=n):
+        for row in here.where(name=name, n=n):
             ends = [sum(row.figures[part] for part in group) for group in (load, unload)]
             lengths = [ends[0], row.figures["launch"], row.figures["kernel"], ends[1]]
             shares = [length / sum(lengths) for length in lengths]
@@ -174,29 +161,19 @@ def _parts(rows: Rows, backend: str) -> Iterator[Picture]:
     if bars:
         fact = "shares of each product's time, the whole time behind them"
         title = "Loading, kernel, unloading: the parts of a product from host to host"
-        head = head_of(f"study-001-{backend}-parts", title, totals, "float32", SHAPE, fact)
+        head = head_of(f"study-001-{backend}-parts", title, here, "float32", SHAPE, fact)
         yield head.name, Bars(title, head.below, bars, divided)
 
 
 SPLIT, SHAPE = (64, 256, 1024, 4096), "n x n times n x n"
 CALLED = {ways.NAIVE: said.LONE_NAIVE}  # from host to host it runs as the document has it
 _RATE = {"value": "TFLOP/s", "unit": "TFLOP/s", "label": "{name}", "sorted": True, "limit": "fma"}
-_FIRST = {part: f"{part} us" for part in FIRST_PARTS}
+_FIRST = {part: f"{part} us" for part in first_call.PARTS}
+_OWN = (ways.NAIVE, ways.SHARED, ways.CUBLAS)
 _OVER = {
-    "names": [
-        *ways.HOST_NAMES[:2],
-        ways.NUMPY,
-        ways.NAIVE,
-        ways.SHARED,
-        ways.CUBLAS,
-        ways.HIS_EIGEN,
-    ],
-    "called": CALLED,
-    "over": "n",
-    "axis": "n, of n x n matrices",
-    "unit": "ms",
-    "log": True,
-}
+    "names": [ways.CPU_LOOP, ways.EIGEN, ways.NUMPY, *_OWN, ways.HIS_EIGEN], "called": CALLED,
+    "over": "n", "axis": "n, of n x n matrices", "unit": "ms", "log": True,
+}  # fmt: skip
 CHARTS = (
     *(
         chart("bars", f"kernels-{n}", f"Kernels alone, n = {n}", said.KERNELS, "float32",

@@ -171,14 +171,13 @@ def _codes_over_halves(rows: Rows, form: str) -> Judged:
         here = rows.where(experiment, backend="cuda", temperature="cold")
         here = Rows(row for row in here if int(row.case["n"]) >= LARGE)
         ratios = ratios or here.faster(ours, half)
-    words = f"{rules.spread(list(needed(ratios).values()))} times as fast as halves"
-    largest = list(ratios.values())[-1]
-    words += f"; {largest:.2f} at the largest"
+    every = list(needed(ratios).values())
+    words = f"{rules.spread(every)} times as fast as halves; {every[-1]:.2f} at the largest"
     last = rows.where(backend="cuda", temperature="cold", n=SIZES[-1])
-    ours, half = (_row(last, f"{one}, {SWEPT}") for one in (form, "fp16"))
-    if ours and half:
-        words += f", {half.us / ours.us:.2f} by its own kernels, each at the best of the sweep"
-    return Judged(min(ratios.values()) > 1, words, largest)
+    best, plain = (_row(last, f"{one}, {SWEPT}") for one in (form, "fp16"))
+    if best and plain:
+        words += f", {plain.us / best.us:.2f} by its own kernels, each at the best of the sweep"
+    return Judged(min(every) > 1, words, every[-1])
 
 
 @CLAIMS.rule("fp16-over-torch", TUNED, 1.0, ("warm",))
@@ -289,7 +288,7 @@ def _row(here: Rows, name: str) -> StudyRow | None:
     form, _, what = name.partition(", ")
     if what == SWEPT:
         rung = {"fp16": "two_step"}.get(form, f"{form}_codes")
-        some = [row for row in here.where(SWEEP).timed() if row.params["rung"] == rung]
+        some = [row for row in here.where(SWEEP).timed() if row.params.get("rung") == rung]
     return min(some, key=lambda row: row.us, default=None)
 
 

@@ -42,27 +42,22 @@ TRANSPOSE, ZEROING = (
         (said.ZEROING_NAME, "block_multiply", ("zero_sums", "store_sums")),
     )
 )
-BEST = (Lane("gemmule's choice", "auto"), Lane("gemmule's choice transposed", "auto", flip=True))
-PEERS = (
-    Lane("torch", None, peer="torch"),
-    Lane("torch transposed", None, peer="torch", flip=True),
-)
 
 
+def _both(*lanes: Lane) -> Iterator[Lane]:
+    """Yield lanes, each followed by itself over the transpose."""
+    for lane in lanes:
+        yield from (lane, replace(lane, name=f"{lane.name} transposed", flip=True))
+
+
+CHOICE, NUMPY = Lane("gemmule's choice", "auto"), Lane("numpy", None, peer="numpy")
+OTHERS = tuple(_both(CHOICE, Lane("torch", None, peer="torch")))
+CPU_LANES = tuple(_both(Lane("scalar loop", "scalar_loop"), CHOICE, NUMPY))
 FIVE_LANES = tuple(
     replace(lane, name=f"{lane.name} #{matrix}", matrix=matrix)
     for matrix in range(1, said.MATRICES + 1)
     for lane in (*NAIVE_LANES, *(_lane(a, said.ITS_WIDTH) for a in said.ALGORITHMS))
 )
-CPU_LANES = (
-    Lane("scalar loop", "scalar_loop"),
-    Lane("scalar loop transposed", "scalar_loop", flip=True),
-    *BEST,
-    Lane("numpy", None, peer="numpy"),
-    Lane("numpy transposed", None, peer="numpy", flip=True),
-)
-
-
 HEIGHT_LANES = tuple(
     replace(_lane(name, said.ITS_WIDTH), name=f"{name} {height} x {width}", preset="",
             params={"height": height, "width": width})
@@ -87,7 +82,7 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         yield replace(_cell(said.FIXED, m, 128, (ZEROING,)), case={"m": m})
     for m, n in HEIGHT_SHAPES:
         yield _cell(said.HEIGHT_RUNS, m, n, HEIGHT_LANES)
-    lanes = (*NAIVE_LANES, *WIDTH_LANES, TRANSPOSE, *BEST, *PEERS)
+    lanes = (*NAIVE_LANES, *WIDTH_LANES, TRANSPOSE, *OTHERS)
     for m, n in said.shapes(full):
         for kept in _BOTH if 4 * m * n >= COLD_BYTES else _BOTH[:1]:
             yield _cell(said.WIDTH_RUNS, m, n, lanes, kept)

@@ -12,37 +12,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gemmule_lab.studies.grid import Measured
+    from gemmule_lab.studies.grid import Bench, Case, Found, Names
 
 SECONDS = 120
 PARTS = ("import of gemmule", "context", "first cudaMalloc", "compile", "load", "first launch")
 
 
-def first_call(rung: str, n: int) -> Measured:
-    """Return what the first product of a new process takes, part by part, in microseconds."""
+def first_call(bench: Bench, names: Names, case: Case) -> Found:
+    """Return what each rung's first product in a new process takes, by part, in microseconds."""
     from gemmule_lab.processes import environment_of_child
     from gemmule_lab.studies.grid import Measured
 
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", __file__, rung, str(n)],
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-                check=False,
-                env=environment_of_child(GEMMULE_CACHE=cache),
-            )
-        except subprocess.TimeoutExpired:
-            return Measured(note=f"the first call did not return within {SECONDS} s")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return Measured(note=f"the child process failed: {last}"[:300])
-    figures = json.loads(done.stdout.splitlines()[-1])
-    return Measured(figures={str(k): float(v) for k, v in figures.items()})
+    found = {}
+    for name in names:
+        command = [sys.executable, "-P", __file__, name, str(case["n"])]
+        with tempfile.TemporaryDirectory() as cache:
+            given: dict[str, Any] = {"env": environment_of_child(GEMMULE_CACHE=cache)}
+            given |= {"timeout": SECONDS, "capture_output": True, "text": True}
+            try:
+                done = subprocess.run(command, check=True, **given)
+                found[name] = Measured(figures=json.loads(done.stdout.splitlines()[-1]))
+            except subprocess.SubprocessError as error:
+                last = (str(getattr(error, "stderr", "") or error).strip().splitlines())[-1]
+                found[name] = Measured(note=f"the child process failed: {last}"[:300])
+    return found
 
 
 def main(rung: str, n: int) -> None:
