@@ -106,9 +106,11 @@ def first_screen(root: Path, number: str, rows: Rows, found: Mapping[str, Findin
 
 def durations(rows: Rows) -> Iterator[str]:
     """Yield how long runs took, and what timing alone adds up to by the rows on file."""
+    took: dict[str, list[str]] = {}
     for row in rows.where(DURATION):
         of = row.case["experiments"] or ("whole" if row.case["full"] else "the usual grid")
-        yield f"on {row.device} a run ({of}) took {row.figures['seconds']:.0f} s"
+        took.setdefault(row.device, []).append(f"{row.figures['seconds']:.0f} s ({of})")
+    yield from (f"a run took {', '.join(runs)} on {device}" for device, runs in took.items())
     count = len(rows.timed())
     yield f"timing alone adds up to {_timed_seconds(rows):.0f} s for the {count:,} times on record"
 

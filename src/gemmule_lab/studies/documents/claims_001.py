@@ -127,9 +127,9 @@ def _exponential(rows: Rows) -> Judged:
         left = [float(np.polyfit(x, t, 1, full=True)[1][0]) for x in (np.log(n), n)]
         last = exponent(times)
         holds.append(left[1] < left[0])
-        share = f"a power leaves {left[0] / left[1]:.2f} of the squares"
-        words.append(f"{name} as n^{last:.2f}, {share}")
-    return Judged(all(holds), f"{'; '.join(words)} that an exponential leaves", last)
+        words.append(f"{name} grows as n^{last:.2f} ({left[0] / left[1]:.2f})")
+    told = f"{', '.join(words)}; in brackets a power's squared error, an exponential's being 1"
+    return Judged(all(holds), told, last)
 
 
 @CLAIMS.rule("eigen-45", ways.EIGEN, 10000, 45, "Eigen's headers or a compiler are not installed")
@@ -266,7 +266,8 @@ def _order(rows: Rows) -> Judged:
     """Compute what a column-major library makes of row-major operands: no device is needed."""
     a, b = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.0, 1.0], [1.0, 1.0]])
     seen = (a.T @ b.T).T  # both read as their transposes, the result written as its transpose
-    return Judged(np.array_equal(seen, a @ b), f"it gives B A: {np.array_equal(seen, b @ a)}")
+    gives = "B A" if np.array_equal(seen, b @ a) else "A B"
+    return Judged(np.array_equal(seen, a @ b), f"row-major A and B come out as {gives}")
 
 
 @CLAIMS.rule("epsilon")
@@ -276,7 +277,8 @@ def _epsilon(rows: Rows) -> Judged:
     passes = not abs(float("nan") - 1.0) > epsilon
     x, y = (rng.standard_normal(4096).astype(np.float32) for _ in "xy")
     error = abs(float(np.float32(math.fsum(x * y))) - float(np.cumsum(x * y, dtype=np.float32)[-1]))
-    words = f"NaN passes: {passes}; a right sum of 4,096 products is off by {error:.1e}"
+    words = f"NaN {'passes' if passes else 'fails'}; a right sum of 4,096 products is off by "
+    words += f"{error:.1e}, for a tolerance of {epsilon:.1e}"
     return Judged(not passes and error <= epsilon, words, error)
 
 

@@ -203,7 +203,8 @@ def _over_torch(rows: Rows, ours: str, bar: float, kept: tuple[str, ...]) -> Jud
                 shares = [formula_gbs(n, 16, us * 1e3) / read for us in times]
                 words += f" (ours at {shares[0]:.2f}, torch at {shares[1]:.2f} of the read ceiling)"
             short.append(words)
-    words = "; less: ".join([f"{rules.spread(needed(ratios))} times as fast as torch", *short])
+    words = f"{rules.spread(needed(ratios))} times as fast as torch"
+    words += f"; less: {'; '.join(short)}" if short else ""
     return Judged(not short, words, geomean(ratios))
 
 

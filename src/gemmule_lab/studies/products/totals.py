@@ -75,7 +75,7 @@ def _results(
                 absent[name] = one
             else:
                 one.run()
-                results.append(_judged(one, a, b).copy())
+                results.append(judge(a, b, one.result, name).copy())
     return results, absent
 
 
@@ -126,7 +126,7 @@ def _first(way: Way, a: Array, b: Array) -> Parts | str:
         if error.restart:
             raise
         return str(error)
-    _judged(way, a, b)
+    judge(a, b, way.result, way.name)
     return parts
 
 
@@ -141,18 +141,10 @@ def _measured(name: str, n: int, runs: Sequence[Parts]) -> Measured:
     return Measured(times, {**figures, "gflops": 2e-3 * n**3 / times.median}, params=params)
 
 
-def _judged(way: Way, a: Array, b: Array) -> Array:
-    try:
-        judge(a, b, way.result)
-    except ArithmeticError as error:
-        raise ArithmeticError(f"{way.name}: {error}") from None
-    return way.result
+def judge(a: Array, b: Array, c: Array, name: str = "") -> Array:
+    """Hold a small product, or rows and columns of a large one, against the oracle; return it.
 
-
-def judge(a: Array, b: Array, c: Array) -> None:
-    """Hold a small product, or rows and columns of a large one, against the oracle.
-
-    The first and last of both are among them. ArithmeticError if an element is wrong.
+    The first and last of both are among them. ArithmeticError, with the name, if one is wrong.
     """
     n, sampled = len(a), []
     for most in (JUDGED_ROWS, JUDGED_COLUMNS):
@@ -164,4 +156,5 @@ def judge(a: Array, b: Array, c: Array) -> None:
     plan = gm.plan("matmul", left, right, rung="triple_loop")
     verdict = check.judge("matmul", left, right, result, check.Rounding.of(plan))
     if not verdict.ok:
-        raise ArithmeticError(f"a product of {n} x {n}: {verdict.text}")
+        raise ArithmeticError(f"{name}: a product of {n} x {n}: {verdict.text}")
+    return c
