@@ -135,7 +135,8 @@ def _one(
     for line in () if show else (*([] if full else [about["thin"]]), *about["left_out"]):
         click.echo(f"left out: {line}")
     if take is not None:
-        click.echo(f"took in {store.take(path, take, number)} rows of {take}")
+        taken = store.add(path, store.read(take, number), number)
+        click.echo(f"took in {taken} rows of {take}")
     if one.together and any(bench.backend == "cuda" for bench in here):
         here = here[:1]  # which times what runs on the CPU in turns with its own
     for bench in [] if show else here:

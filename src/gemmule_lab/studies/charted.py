@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gemmule_lab.records.results import geomean
 from gemmule_lab.report.charts import (
@@ -36,6 +36,7 @@ Spec = Mapping[str, Any]
 Picture = tuple[str, Chart]
 """The name of a file, less its ending, and what is drawn in it."""
 Figure = Callable[[StudyRow], float | None]
+Kind: TypeAlias = "Callable[[Spec, Head, Rows, Rows], Iterator[Picture]]"
 T = TypeVar("T")
 
 SIZES = {"n": "n, of an n x n matrix", "m": "rows", "columns": "columns"}
@@ -92,9 +93,12 @@ class Head(NamedTuple):
             yield Head(name, title, "; ".join((self.below, *said))), part
 
 
-def chart(kind: str, file: str, title: str, experiment: str, *facts: str, **look: Any) -> Spec:
-    """Return a chart as data."""
-    named = {"kind": kind, "file": file, "title": title, "experiment": experiment}
+def chart(
+    kind: str | Kind, file: str, title: str, experiment: str, *facts: str, **look: Any
+) -> Spec:
+    """Return a chart as data; kind: one of `KINDS`, or what draws a single one."""
+    draw = KINDS[kind] if isinstance(kind, str) else kind
+    named = {"kind": draw, "file": file, "title": title, "experiment": experiment}
     return {**named, "facts": facts, **look}
 
 
@@ -118,8 +122,7 @@ def pictures(study: Study, rows: Rows) -> Iterator[Picture]:
                     name += f"-{kept}" if len(each) > 1 else ""
                     title = f"{spec['title']}, {kept}" if kept else spec["title"]
                     head = head_of(name, title, here, *spec["facts"], kept=kept)
-                    yield from KINDS[spec["kind"]](spec, head, here, rows)
-        yield from study.more(rows, backend)
+                    yield from spec["kind"](spec, head, here, rows)
 
 
 def head_of(name: str, title: str, rows: Rows, *facts: str, kept: str = "") -> Head:
@@ -336,7 +339,7 @@ def shape_of(case: Mapping[str, object]) -> str:
     return f"{left} times {sizes['n']} x {sizes['columns']}" if "columns" in sizes else left
 
 
-KINDS: Mapping[str, Callable[[Spec, Head, Rows, Rows], Iterator[Picture]]] = {
+KINDS: Mapping[str, Kind] = {
     "maps": _maps,
     "lines": _lines,
     "bars": _bars,

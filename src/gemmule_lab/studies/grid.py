@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gemmule_lab.records.rows import Times
-from gemmule_lab.report.charts import Chart
 from gemmule_lab.studies.records import Claim, Rows, Value
 
 
@@ -131,5 +130,4 @@ class Study:
     claims: tuple[Claim, ...]
     table: tuple[tuple[str, ...], Callable[[Rows], Iterator[tuple[str, ...]]]]
     charts: tuple[Mapping[str, Any], ...]
-    more: Callable[[Rows, str], Iterator[tuple[str, Chart]]] = lambda rows, backend: iter(())
     together: bool = False

@@ -361,7 +361,7 @@ def test_a_break_even_lies_between_sizes_and_has_an_interval() -> None:
     wide = [dataclasses.replace(r, times_us=Times(r.us, r.us / 2, r.us * 2, 1.0, 9)) for r in cpu]
     found = claims_001.crossing(Rows([*wide, *gpu]), "cpu loop", "shared tile")
     assert found is not None
-    assert found.n == pytest.approx(32 * 2 ** (2 / 3), rel=1e-6)
+    assert found.at == pytest.approx(32 * 2 ** (2 / 3), rel=1e-6)
     assert (found.low, found.high) == pytest.approx((32 * 2 ** (1 / 3), 64.0), rel=1e-6)
 
 
@@ -494,7 +494,7 @@ def test_recording_anew_loses_no_row_and_no_verdict(tmp_path: Path) -> None:
     unable = dataclasses.replace(unable, environment=later.id)
     added = dataclasses.replace(fresh, name="fp16 two_step")
     store.append(new, [later, fresh, unable, added])
-    assert store.take(old, new, "003") == 3
+    assert store.add(old, store.read(new, "003"), "003") == 3
     found = {r.name: r for r in store.read(old, "003")}
     assert {name: r.us for name, r in found.items()} == {
         "torch": 3.0, "int8 codes": 4.0, "int4 codes": 7.0, "fp16 two_step": 4.0,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from gemmule_lab.records.results import geomean
+from gemmule_lab.report.charts import Mark
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.products import passes as ways
 from gemmule_lab.studies.records import Judged, Rows
@@ -37,21 +37,11 @@ def by_size(rows: Rows, name: str, part: str | None = None) -> dict[int, float]:
     }
 
 
-class Crossing(NamedTuple):
-    """The size from which the GPU stays faster, and its ends by the quartiles of both times."""
+def crossing(rows: Rows, cpu: str, gpu: str) -> Mark | None:
+    """Return where the GPU overtakes the CPU for good, between sizes by logarithms, or None.
 
-    n: float
-    low: float
-    high: float
-
-    @property
-    def words(self) -> str:
-        """The size and its interval, ``47 (45 to 52)``."""
-        return f"{self.n:.0f} ({self.low:.0f} to {self.high:.0f})"
-
-
-def crossing(rows: Rows, cpu: str, gpu: str) -> Crossing | None:
-    """Return where the GPU overtakes the CPU for good, between sizes by logarithms, or None."""
+    Its ends come from the quartiles of both times; its words are ``47 (45 to 52)``.
+    """
     left, right = (
         {int(r.case["n"]): r.times_us for r in totals_of(rows).where(name=name) if r.times_us}
         for name in (cpu, gpu)
@@ -60,9 +50,9 @@ def crossing(rows: Rows, cpu: str, gpu: str) -> Crossing | None:
     middle = last_crossing({n: a.median / b.median for n, a, b in times})
     if middle is None:
         return None
-    low = last_crossing({n: a.q3 / b.q1 for n, a, b in times})
-    high = last_crossing({n: a.q1 / b.q3 for n, a, b in times})
-    return Crossing(middle, low or middle, float("inf") if high is None else high)
+    low = last_crossing({n: a.q3 / b.q1 for n, a, b in times}) or middle
+    high = last_crossing({n: a.q1 / b.q3 for n, a, b in times}) or math.inf
+    return Mark(f"{middle:.0f} ({low:.0f} to {high:.0f})", middle, low, high)
 
 
 def last_crossing(ratios: Mapping[int, float]) -> float | None:
@@ -92,8 +82,8 @@ def _break_even(rows: Rows, cpu: str, gpu: str, key: str) -> Judged:
     ours = crossing(rows, cpu, gpu)
     if ours is None:
         return Judged(False, f"{gpu} never overtakes {cpu} for good{substitute}")
-    words = f"{gpu} is faster than {cpu} from n = {ours.words}{substitute}, {printed} printed"
-    return Judged(printed / 2 <= ours.n <= 2 * printed, words, ours.n)
+    words = f"{gpu} is faster than {cpu} from n = {ours.label}{substitute}, {printed} printed"
+    return Judged(printed / 2 <= ours.at <= 2 * printed, words, ours.at)
 
 
 @CLAIMS.rule("loading")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.report.charts import Bar, Bars, Mark, number
 from gemmule_lab.report.tables import significant
-from gemmule_lab.studies.charted import Picture, busy, chart, head_of
+from gemmule_lab.studies.charted import Head, Picture, Spec, busy, chart
 from gemmule_lab.studies.documents import claims_001 as said
 from gemmule_lab.studies.grid import Cell, Lane, Names, Step, Study, Task
 from gemmule_lab.studies.products import first_call, largest, totals
@@ -124,7 +125,7 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
         ("CPU loop and own kernels", ways.CPU_LOOP, ways.SHARED, printed["cpu_own"]),
     ):
         ours = said.crossing(rows, cpu, gpu)
-        yield (f"break-even n: {words}", str(theirs), "" if ours is None else ours.words, *none)
+        yield (f"break-even n: {words}", str(theirs), "" if ours is None else ours.label, *none)
     for row in rows.where("ladder", temperature="cold"):
         where = f"the ladder's {row.name}, kernel alone, n = {row.case['n']}"
         yield (where, "", significant(row.us), *none)
@@ -140,29 +141,25 @@ def _overtaken(rows: Rows) -> list[Mark]:
     found = []
     for cpu, gpu in ((ways.EIGEN, ways.CUBLAS), (ways.CPU_LOOP, ways.SHARED)):
         if (at := said.crossing(rows, cpu, gpu)) is not None:
-            words = f"{gpu} overtakes {cpu} at n = {at.words}"
-            found.append(Mark(words, at.n, at.low, min(at.high, 1e6)))
+            words = f"{gpu} overtakes {cpu} at n = {at.label}"
+            found.append(replace(at, label=words, high=min(at.high, 1e6)))
     return found
 
 
-def _parts(rows: Rows, backend: str) -> Iterator[Picture]:
+def _parts(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     """Yield how the time of a product on the GPU divides, pageable and pinned memory apart."""
     load, unload = ("allocate", "host to device"), ("device to host", "free")
-    divided = ("load: allocate, copy in", "launch", "kernel", "unload: copy out, free")
-    here, bars = said.totals_of(rows.where(backend=backend)), []
+    divided, bars = ("load: allocate, copy in", "launch", "kernel", "unload: copy out, free"), []
     names = (ways.NAIVE, *(n + p for n in (ways.SHARED, ways.CUBLAS) for p in ("", ways.PINNED)))
     for n, name in itertools.product(SPLIT, names):
-        for row in here.where(name=name, n=n):
+        for row in here.where(name=name, n=n).timed():
             ends = [sum(row.figures[part] for part in group) for group in (load, unload)]
             lengths = [ends[0], row.figures["launch"], row.figures["kernel"], ends[1]]
             shares = [length / sum(lengths) for length in lengths]
             label = name if ways.PINNED in name else f"{CALLED.get(name, name)}, pageable"
             bars.append(Bar(f"n = {n}: {label}", shares, f"{number(row.us / 1e3)} ms"))
     if bars:
-        fact = "shares of each product's time, the whole time behind them"
-        title = "Loading, kernel, unloading: the parts of a product from host to host"
-        head = head_of(f"study-001-{backend}-parts", title, here, "float32", SHAPE, fact)
-        yield head.name, Bars(title, head.below, bars, divided)
+        yield head.name, Bars(head.title, head.below, bars, divided)
 
 
 SPLIT, SHAPE = (64, 256, 1024, 4096), "n x n times n x n"
@@ -204,9 +201,12 @@ CHARTS = (
           "float32", SHAPE, "ms; kernels between two events, without copies",
           value=lambda row: row.figures.get("kernel", row.figures.get("product", 0)) / 1e3,
           **_OVER),
+    chart(_parts, "parts", "Loading, kernel, unloading: the parts of a product from host to host",
+          said.TOTAL, "float32", SHAPE,
+          "shares of each product's time, the whole time behind them"),
 )  # fmt: skip
 STUDY = Study(
     "001", steps, said.CLAIMS.all(),
     (("what", "printed", "ours, us or n", *(f"{part} us" for part in ways.PARTS)), comparison),
-    CHARTS, _parts, together=True,
+    CHARTS, together=True,
 )  # fmt: skip
