@@ -65,8 +65,10 @@ class CellBench:
                 found[lane.name] = Measured(note=made)
             else:
                 entries.append(made)
+        if not entries:
+            return found
         budget = Budget(self.seconds * len(entries), MIN_BLOCKS, self.max_blocks, self.block_s)
-        samples = sample(entries, self.clock, budget) if entries else {}
+        samples = sample(entries, self.clock, budget)
         for one in entries:
             times, problem = times_of(samples[one.name]), one.about.problem
             rates = {"gbs": problem.compulsory_bytes, "gflops": problem.flops}

@@ -779,6 +779,7 @@ def test_a_full_device_ends_one_lane_and_a_lost_one_the_study() -> None:
     assert found["c"].params == {"set": 1}
     assert found["a"].figures["gbs"] == pytest.approx(4 * (64 * 64 + 128) * 1e-6)
     assert bench.made == [0, 1], "lanes of one form share their operands"
+    assert set(bench.measure(cell, lanes[1:2])) == {"full"}, "nobody is left to be timed"
     with pytest.raises(DeviceError, match="it is lost"):
         bench.measure(cell, (Lane("lost", "r"),))
 
