@@ -126,7 +126,7 @@ class CpuBench(CellBench):
     backend = "cpu"
     max_blocks, block_s = 15, 0.005
 
-    def __init__(self, seconds: float = 0.25) -> None:
+    def __init__(self, seconds: float = 0.6) -> None:
         self.bench = HostBench(slowest_s=SLOWEST_CALL_S)
         super().__init__(cpu_name(), seconds)
 
