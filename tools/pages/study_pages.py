@@ -26,7 +26,7 @@ from pages.markdown import update_markers
 
 REPEATED, LEAST_RUNS = "repeated", 3
 DOCUMENTS = studies.NUMBERS
-BLOCK_S = {"cuda": 0.04, "cpu": 0.25}  # what one lane of a cell may take
+BLOCK_S = {"cuda": 0.04, "cpu": 0.6}  # what one lane of a cell may take
 
 
 def update(root: Path) -> list[Path]:
@@ -37,6 +37,9 @@ def update(root: Path) -> list[Path]:
         rows = next(iter(devices.values()), Rows(()))
         found[number] = show.findings(number, rows)
         charts = dict(charted.pictures(studies.load(number), rows))
+        for others in [*devices.values()][1:]:  # what this device has no rows of
+            lacking = others.only(r for r in others if not rows.where(r.experiment))
+            charts |= dict(charted.pictures(studies.load(number), lacking)) | charts
         beside = show.device_chart(number, devices) if len(devices) > 1 else None
         page = root / "docs" / "studies" / f"{number}.md"
         tables = {
@@ -103,9 +106,11 @@ def first_screen(root: Path, number: str, rows: Rows, found: Mapping[str, Findin
 
 def durations(rows: Rows) -> Iterator[str]:
     """Yield how long runs took, and what timing alone adds up to by the rows on file."""
+    took: dict[str, list[str]] = {}
     for row in rows.where(DURATION):
         of = row.case["experiments"] or ("whole" if row.case["full"] else "the usual grid")
-        yield f"on {row.device} a run ({of}) took {row.figures['seconds']:.0f} s"
+        took.setdefault(row.device, []).append(f"{row.figures['seconds']:.0f} s ({of})")
+    yield from (f"a run took {', '.join(runs)} on {device}" for device, runs in took.items())
     count = len(rows.timed())
     yield f"timing alone adds up to {_timed_seconds(rows):.0f} s for the {count:,} times on record"
 

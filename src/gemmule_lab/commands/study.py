@@ -36,14 +36,20 @@ def _experiments(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 @options.flag("--times", "Print every row as well.")
 @options.flag("--csv", "Write every row to study-<number>.csv, too.")
 @options.file("--take", help="First take in the rows of this file of the one study named.")
-@options.file("--against", help="Compare with another machine's rows of the one study named.")
-def study(documents: tuple[str, ...], take: Path | None, against: Path | None, **given: Any) -> Any:
+@options.file(
+    "--against",
+    multiple=True,
+    help="Compare with another machine's rows of the one study named; may be repeated.",
+)
+def study(
+    documents: tuple[str, ...], take: Path | None, against: tuple[Path, ...], **given: Any
+) -> Any:
     """Redo the experiments of documents 000 to 004 on this machine; default: all five.
 
     Every result is held against the oracle before it is timed. Rows go to a file as they are made:
     after Ctrl-C the same command goes on where it stopped. Rows of another run are taken in with
     --take: newer ones take the place of those on file, and none on file is lost. --against FILE
-    sets verdicts and times beside those of another machine's file, in a table and a chart.
+    sets verdicts and times beside those of other machines' files, all in one table and one chart.
     """
     if (take or against) and len(documents) != 1:
         raise ValueError(
@@ -100,7 +106,7 @@ def _on_record(number: str) -> Rows:
 def _one(
     number: str,
     take: Path | None,
-    against: Path | None,
+    against: tuple[Path, ...],
     *,
     full: bool,
     device: str | None,
@@ -129,7 +135,8 @@ def _one(
     for line in () if show else (*([] if full else [about["thin"]]), *about["left_out"]):
         click.echo(f"left out: {line}")
     if take is not None:
-        click.echo(f"took in {store.take(path, take, number)} rows of {take}")
+        taken = store.add(path, store.read(take, number), number)
+        click.echo(f"took in {taken} rows of {take}")
     if one.together and any(bench.backend == "cuda" for bench in here):
         here = here[:1]  # which times what runs on the CPU in turns with its own
     for bench in [] if show else here:
@@ -144,7 +151,7 @@ def _one(
         target = out / f"study-{number}.csv"
         results.write(target, results.as_csv(rows))
         click.echo(f"wrote {target}: {len(rows)} rows")
-    if against is not None:
+    if against:
         _beside(number, rows, against, out)
     if evidence is not None:  # `make docs` draws from evidence
         click.echo(f"rows in {path}")
@@ -171,16 +178,19 @@ def _measure(number: str, bench: Any, path: Path, full: bool, only: tuple[str, .
     )
 
 
-def _beside(number: str, rows: Rows, against: Path, out: Path) -> None:
-    """Print verdicts and times of two machines side by side, and draw how the times relate."""
+def _beside(number: str, rows: Rows, against: tuple[Path, ...], out: Path) -> None:
+    """Print verdicts and times of machines side by side, and draw how the times relate."""
     from gemmule_lab.report.plots import draw
     from gemmule_lab.studies import runner, show, store
 
-    theirs = runner.of_last_devices(store.read(against, number))
-    if not theirs:
-        raise ValueError(f"{against} holds no rows of document {number}.")
-    ours, other = show.device_of(rows), show.device_of(theirs)
-    devices = {ours: rows, f"{other}, {against.name}" if ours == other else other: theirs}
+    devices = {show.device_of(rows): rows}
+    for path in against:
+        theirs = runner.of_last_devices(store.read(path, number))
+        if not theirs:
+            raise ValueError(f"{path} holds no rows of document {number}.")
+        name = show.device_of(theirs)
+        names = (name, f"{name}, {path.name}", f"{name}, {path}")
+        devices[next((one for one in names if one not in devices), names[-1])] = theirs
     show.print_all((show.device_verdicts(number, devices), show.device_times(number, devices)))
     drawn = show.device_chart(number, devices)
     if drawn is not None:

@@ -25,7 +25,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import gemmule as gm
 from gemmule.core.problem import Problem
@@ -40,6 +40,7 @@ from gemmule_lab.peers.registry import select
 from gemmule_lab.records.rows import Ceiling, Environment, Facts, Row, make_row, speedup_of
 
 Found: TypeAlias = tuple[list[Row], list[Absence]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +246,11 @@ def settled(
 
 
 def in_turns(
-    clocks: Mapping[str, Callable[[], float]],
+    clocks: Mapping[str, Callable[[], T]],
     rounds: int,
     seed: int | None = None,
     seconds: float = math.inf,
-) -> dict[str, list[float]]:
+) -> dict[str, list[T]]:
     """Return what each clock reads once a round, the rounds in random orders.
 
     seconds: after which no further round begins.
@@ -258,7 +259,7 @@ def in_turns(
     {'a': [1.0, 1.0, 1.0], 'b': [2.0, 2.0, 2.0]}
     """
     order, end = random.Random(seed), time.monotonic() + seconds  # noqa: S311  no secret
-    found: dict[str, list[float]] = {name: [] for name in clocks}
+    found: dict[str, list[T]] = {name: [] for name in clocks}
     for turn in range(rounds):
         if turn and time.monotonic() >= end:
             break

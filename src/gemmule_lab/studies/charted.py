@@ -2,18 +2,19 @@
 
 A chart has ``kind``, ``file``, ``title``, ``experiment``, ``facts`` for below the title, and
 ``each`` (temperatures, a drawing for each), ``value`` (of `FIGURES`, or what takes a row) with its
-``unit``, and what its kind needs: ``names``, ``pairs``, ``over`` (the size on the axis, or "name":
-the numbers that end a name), ``at`` (sizes that are fixed; "most" is the largest), ``most`` (the
-largest n), ``first`` (names before others), ``limit``, ``log``, ``axis``, ``axes``, ``key``,
-``label``, ``called`` (other names), and ``marks`` (what gives marks of the rows) or ``beside``
-(lines of others). What a name says in the words below is in `NAMES`.
+``unit``, and what its kind needs: ``names``, ``pairs`` (draw how many times as fast one of each is
+as the other), ``over`` (the size on the axis, or "name": the numbers that end a name), ``at``
+(sizes that are fixed; "most" is the largest), ``most`` (the largest n), ``first`` (names before
+others), ``limit``, ``log``, ``axis``, ``axes``, ``key``, ``label``, ``called`` (other names), and
+``marks`` (what gives marks of the rows) or ``beside`` (lines of others). `NAMES` are words on
+names.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gemmule_lab.records.results import geomean
 from gemmule_lab.report.charts import (
@@ -35,6 +36,7 @@ Spec = Mapping[str, Any]
 Picture = tuple[str, Chart]
 """The name of a file, less its ending, and what is drawn in it."""
 Figure = Callable[[StudyRow], float | None]
+Kind: TypeAlias = "Callable[[Spec, Head, Rows, Rows], Iterator[Picture]]"
 T = TypeVar("T")
 
 SIZES = {"n": "n, of an n x n matrix", "m": "rows", "columns": "columns"}
@@ -91,31 +93,36 @@ class Head(NamedTuple):
             yield Head(name, title, "; ".join((self.below, *said))), part
 
 
-def chart(kind: str, file: str, title: str, experiment: str, *facts: str, **look: Any) -> Spec:
-    """Return a chart as data."""
-    named = {"kind": kind, "file": file, "title": title, "experiment": experiment}
+def chart(
+    kind: str | Kind, file: str, title: str, experiment: str, *facts: str, **look: Any
+) -> Spec:
+    """Return a chart as data; kind: one of `KINDS`, or what draws a single one."""
+    draw = KINDS[kind] if isinstance(kind, str) else kind
+    named = {"kind": draw, "file": file, "title": title, "experiment": experiment}
     return {**named, "facts": facts, **look}
 
 
+def busy(title: str, shape: str) -> Spec:
+    """Return a chart of the counters that say how busy a kernel keeps each unit."""
+    units = ("SM throughput", "memory throughput", "FMA pipe")
+    facts = ("float32", shape, "Nsight Compute, percent of each unit's peak")
+    figures = {unit: f"{unit} percent" for unit in units}
+    return chart("figures", "balance", title, "counters", *facts, figures=figures, unit="%")
+
+
 def pictures(study: Study, rows: Rows) -> Iterator[Picture]:
-    """Yield what is drawn of both back ends' rows."""
+    """Yield what is drawn of both back ends' rows, each chart at each of its temperatures."""
     for backend in ("cuda", "cpu"):
         for spec in study.charts:
-            for kept in spec.get("each", [""]):
-                yield from _drawn(study.number, spec, rows, backend, kept)
-        yield from study.more(rows, backend)
-
-
-def _drawn(study: str, spec: Spec, rows: Rows, backend: str, kept: str) -> Iterator[Picture]:
-    """Yield a chart at one temperature, or at no one, where a back end has rows for it."""
-    here = rows.where(spec["experiment"], backend=backend, temperature=kept or None)
-    here = _chosen(spec, here)
-    if here:
-        several = len(spec.get("each", "")) > 1
-        name = f"study-{study}-{backend}-{spec['file']}{f'-{kept}' if several else ''}"
-        title = f"{spec['title']}, {kept}" if kept else spec["title"]
-        head = head_of(name, title, here, *spec["facts"], kept=kept)
-        yield from KINDS[spec["kind"]](spec, head, here, rows)
+            each = spec.get("each", [""])
+            for kept in each:
+                here = rows.where(spec["experiment"], backend=backend, temperature=kept or None)
+                if here := _chosen(spec, here):
+                    name = f"study-{study.number}-{backend}-{spec['file']}"
+                    name += f"-{kept}" if len(each) > 1 else ""
+                    title = f"{spec['title']}, {kept}" if kept else spec["title"]
+                    head = head_of(name, title, here, *spec["facts"], kept=kept)
+                    yield from spec["kind"](spec, head, here, rows)
 
 
 def head_of(name: str, title: str, rows: Rows, *facts: str, kept: str = "") -> Head:
@@ -151,21 +158,26 @@ def _chosen(spec: Spec, here: Rows) -> Rows:
     return here.only(row for row in here if most >= int(row.case.get("n", 0)))
 
 
-def _value(spec: Spec) -> Figure:
-    value: Figure = FIGURES.get(spec["value"], spec["value"])
-    return value
-
-
 def _values(
-    rows: Rows, value: Figure, key: Callable[[StudyRow], tuple[str, Any]]
+    spec: Spec, rows: Rows, key: Callable[[StudyRow], tuple[str, Any]]
 ) -> dict[str, dict[Any, list[float]]]:
-    """Return a figure of timed rows, where it is positive, by what their key is made of."""
+    """Return a figure of timed rows, where it is positive, by what their key is made of.
+
+    Of pairs, how many times as fast one is as the other.
+    """
+    value: Figure = FIGURES.get(spec["value"], spec["value"])
     found: dict[str, dict[Any, list[float]]] = {}
     for row in rows.timed():
         name, at = key(row)
         if (figure := value(row)) is not None and figure > 0:
             found.setdefault(name, {}).setdefault(at, []).append(figure)
-    return found
+    ratios: dict[str, dict[Any, list[float]]] = {}
+    for ours, plain in spec.get("pairs", ()):
+        mine, theirs = (found.get(name, {}) for name in (ours, plain))
+        cells = {at: [theirs[at][-1] / us[-1]] for at, us in mine.items() if at in theirs}
+        label = f"{ours} over {plain.removeprefix(ours.split()[0] + ' ')}"
+        ratios |= {label: cells} if cells else {}
+    return ratios if "pairs" in spec else found
 
 
 def _place(row: StudyRow) -> tuple[str, tuple[int, int]]:
@@ -179,35 +191,22 @@ def _named_place(row: StudyRow) -> tuple[str, tuple[int, int]]:
 
 def _maps(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     """Yield a heat map for each implementation: rows down, columns across, or numbers of names."""
-    by_name = spec.get("over") == "name"
-    values = _values(here, _value(spec), _named_place if by_name else _place)
+    by_name, ratios = spec.get("over") == "name", "pairs" in spec
+    values = _values(spec, here, _named_place if by_name else _place)
     shown = {
         name: {at: one[0] if len(one) == 1 else geomean(one) for at, one in cells.items()}
         for name, cells in values.items()
     }
     if by_name:
-        best = {
-            name: min((value, at) for at, value in cells.items())[1]
-            for name, cells in shown.items()
-        }
+        best = {name: min(cells, key=lambda at: cells[at]) for name, cells in shown.items()}
         shown = {f"{n}, best {best[n][0]} x {best[n][1]}": cells for n, cells in shown.items()}
-    key = spec.get("key", f"{spec['unit']}; darker is more")
-    yield from maps(head, shown, key, axes=tuple(spec["axes"]))
-
-
-def _gains(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
-    """Yield how many times as fast one implementation is as another, by rows and columns."""
-    times, shown = _values(here, FIGURES["us"], _place), dict[str, Cells]()
-    for ours, other in spec["pairs"]:
-        mine, theirs = (times.get(name, {}) for name in (ours, other))
-        cells = {at: theirs[at][-1] / us[-1] for at, us in mine.items() if at in theirs}
-        shown |= {f"{ours} over {other}": cells} if cells else {}
-    if shown:
+    key = FASTER if ratios else spec.get("key", f"{spec['unit']}; darker is more")
+    if ratios and shown:
         means = " and ".join(f"{geomean(cells.values()):.2f}" for cells in shown.values())
         every = [value for cells in shown.values() for value in cells.values()]
         won = f"{sum(value > 1 for value in every)} of {len(every)}"
         head = head._replace(title=head.title.format(means=means, won=won))
-        yield from maps(head, shown, FASTER, axes=tuple(spec["axes"]), ratios=True)
+    yield from maps(head, shown, key, axes=tuple(spec["axes"]), ratios=ratios)
 
 
 def maps(head: Head, shown: Mapping[str, Cells], key: str, **look: Any) -> Iterator[Picture]:
@@ -234,34 +233,22 @@ def _lines(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
         name, _, last = row.name.rpartition(" ") if over == "name" else (row.name, "", "")
         return called.get(name, name), float(last or row.case[over])
 
-    values = _values(here, _value(spec), place)
     lines = [
         Line(name, sorted((x, statistics.fmean(ys)) for x, ys in points.items()))
-        for name, points in values.items()
+        for name, points in _values(spec, here, place).items()
     ]
-    if "names" not in spec:
+    if not {"names", "pairs"} & {*spec}:
         first = spec.get("first", ())
         lines.sort(key=lambda line: (line.name not in first, -line.points[-1][1]))
     lines += spec.get("beside", ()) if lines and WORDS["cold"] not in head.below else ()
-    ceilings, head = _limit(spec, head, here, rows, [y for line in lines for _, y in line.points])
-    axes = Axes(
-        spec.get("axis") or SIZES[over],
-        spec["unit"],
-        spec.get("log", False),
-        covers=[point for line in lines for point in line.points],
-    )
-    marks = (
-        [mark for mark in spec["marks"](rows) if mark.at <= spec["most"]] if "marks" in spec else []
-    )
+    covers = [point for line in lines for point in line.points]
+    ceilings, head = _limit(spec, head, here, rows, [y for _, y in covers])
+    axis = spec.get("axis") or SIZES[over]
+    axes = Axes(axis, spec["unit"], spec.get("log", False), covers=covers)
+    marks = [mark for mark in spec.get("marks", lambda _: ())(rows) if mark.at <= spec["most"]]
     if marks:
         head = head._replace(below=f"{head.below}; grey: where the quartiles let the GPU overtake")
-    yield from _line_charts(head, lines, axes, ceilings, marks)
-
-
-def _line_charts(
-    head: Head, lines: Sequence[Line], axes: Axes, ceilings: Sequence[Mark], marks: Sequence[Mark]
-) -> Iterator[Picture]:
-    """Yield charts of at most six lines; of several, each has the first line and the same axes."""
+    # Charts of at most six lines; of several, each has the first line and the same axes.
     most = len(lines) if marks else MOST_LINES
     rest = range(1, max(len(lines), 2), most - 1)
     parts = [[*lines[:1], *lines[at : at + most - 1]] for at in rest if lines]
@@ -292,25 +279,11 @@ def _limit(
     return [Mark(f"measured FMA ceiling, {number(fma)} {spec['unit']}", fma)], head
 
 
-def _ratio_lines(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
-    """Yield how many times as fast each implementation is as its plain form, over a size."""
-    over, lines = spec["over"], []
-    values = _values(here, FIGURES["us"], lambda row: (row.name, float(row.case[over])))
-    for tried, plain in spec["pairs"]:
-        mine, theirs = (values.get(name, {}) for name in (tried, plain))
-        points = sorted((n, theirs[n][-1] / us[-1]) for n, us in mine.items() if n in theirs)
-        label = f"{tried} / {plain.removeprefix(tried.split()[0] + ' ')}"
-        lines += [Line(label, points)] if points else []
-    covers = [point for line in lines for point in line.points]
-    axes = Axes(SIZES[over], "times as fast", covers=covers)
-    yield from _line_charts(head, lines, axes, (), ())
-
-
 def _bars(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     """Yield bars by label, warm and cold side by side; ``sorted`` has the longest first."""
     groups: dict[str, dict[str, float]] = {}
     for row in here.timed():
-        if (value := _value(spec)(row)) is not None:
+        if (value := FIGURES[spec["value"]](row)) is not None:
             label = spec["label"].format(name=row.name, shape=shape_of(row.case), **row.case)
             groups.setdefault(label, {})[row.temperature] = value
     if spec.get("sorted"):
@@ -321,19 +294,19 @@ def _bars(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
 
 
 def _figures(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
-    """Yield counters or parts of each row as bars: `figures` names them, in `scale` of the unit."""
+    """Yield counters or parts of each row as bars: ``figures`` names them, times ``scale``."""
     groups: dict[str, dict[str, float]] = {}
     for row in here:
         for short, name in spec["figures"].items():
             if row.figures.get(name, 0) > 0:
                 label, series = (short, row.name) if spec.get("parts") else (row.name, short)
-                groups.setdefault(label, {})[series] = row.figures[name] * spec["scale"]
+                groups.setdefault(label, {})[series] = row.figures[name] * spec.get("scale", 1)
     yield from bar_chart(head, groups, spec["unit"])
 
 
 def _ranges(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     """Yield the mean over the cases of each ``name #1``, ``name #2``: the middle one, and all."""
-    values = _values(here, _value(spec), lambda row: (row.name.partition(" #")[0], row.name))
+    values = _values(spec, here, lambda row: (row.name.partition(" #")[0], row.name))
     means = {name: [*map(statistics.fmean, one.values())] for name, one in sorted(values.items())}
     groups = {name: {spec["unit"]: statistics.median(found)} for name, found in means.items()}
     ends = {name: (min(found), max(found)) for name, found in means.items()}
@@ -349,9 +322,8 @@ def bar_chart(
     ends: Mapping[str, tuple[float, float]] | None = None,
 ) -> Iterator[Picture]:
     """Yield a chart of bars in groups; nothing where there are no values."""
-    for (name, title, below), part in head.parts([list(groups)] if groups else [], str):
-        drawn, series = grouped({label: groups[label] for label in part}, unit, ends)
-        yield name, Bars(title, below, drawn, series, limit)
+    for (name, title, below), _ in head.parts([list(groups)] if groups else [], str):
+        yield name, Bars(title, below, *grouped(groups, unit, ends), limit)
 
 
 def shape_of(case: Mapping[str, object]) -> str:
@@ -367,11 +339,9 @@ def shape_of(case: Mapping[str, object]) -> str:
     return f"{left} times {sizes['n']} x {sizes['columns']}" if "columns" in sizes else left
 
 
-KINDS: Mapping[str, Callable[[Spec, Head, Rows, Rows], Iterator[Picture]]] = {
+KINDS: Mapping[str, Kind] = {
     "maps": _maps,
-    "gains": _gains,
     "lines": _lines,
-    "ratio lines": _ratio_lines,
     "bars": _bars,
     "figures": _figures,
     "ranges": _ranges,

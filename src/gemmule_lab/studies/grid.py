@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gemmule.core.problem import ITEMSIZE
 from gemmule_lab.records.rows import Times
-from gemmule_lab.report.charts import Chart
 from gemmule_lab.studies.records import Claim, Rows, Value
-
-CODE_BITS = {"int8": 8, "int4": 4}  # forms that are codes with one scale and zero point
 
 
 @dataclass(frozen=True)
@@ -19,10 +15,9 @@ class Lane:
     """One implementation of a cell.
 
     rung: a rung by name, ``"auto"`` for the automatic choice, None for the peer called `peer`.
-    form: a dtype name, or ``int8`` and ``int4`` for codes with one scale and zero point, times
-    float16. flip: compute with the transpose of the stored matrix. preset: a named point of the
-    rung's parameter space. matrix: which of the case's several matrices. only: time just the
-    launches of these kernels of the rung.
+    form: one of the lab's `FORMATS`. flip: compute with the transpose of the stored matrix. preset:
+    a named point of the rung's parameter space. matrix: which of the case's several matrices. only:
+    time just the launches of these kernels of the rung, on a GPU.
     """
 
     name: str
@@ -56,7 +51,7 @@ class Cell:
     """One case at one temperature, and who is timed on it.
 
     Stored matrix: m x n in `layout`. A matmul's second operand is n x columns. `case` is what the
-    rows are filed under. uniform: numbers in [0, 1) on a GPU, where others are normal.
+    rows are filed under. uniform: numbers in [0, 1), where others are normal.
     """
 
     experiment: str
@@ -91,13 +86,10 @@ class Bench(Protocol):
 
     backend: str
     device: str
+    ordinal: int
 
     def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Found:
         """Return what became of each lane, by name; ArithmeticError for a wrong result."""
-        ...
-
-    def release(self) -> None:
-        """Give back the memory that is kept from cell to cell."""
         ...
 
 
@@ -105,36 +97,22 @@ class Bench(Protocol):
 class Task:
     """Part of a study that no cell describes: host times, counters, limits.
 
-    `names` are the rows that it gives, all filed under `case` and ``once``; ``run(bench, names,
+    `names` are the rows that it gives, all filed under one case and ``once``; ``run(bench, names,
     case)`` measures those that are asked for.
     """
 
     experiment: str
     names: Names
-    case: Case
+    filed: Case
     run: Callable[[Bench, Names, Case], Found]
     temperature: str = "once"
 
-    @property
-    def filed(self) -> Case:
-        """The case that the rows carry."""
-        return self.case
-
     def measured(self, bench: Bench, names: Names) -> Found:
         """Return what became of the named parts."""
-        return self.run(bench, names, self.case)
+        return self.run(bench, names, self.filed)
 
 
 Step = Cell | Task
-
-
-def rates(cell: Cell, lane: Lane, us: float) -> dict[str, float]:
-    """Return GB/s of compulsory bytes (each input and output once) and GFLOP/s of one call."""
-    rows, columns = (cell.n, cell.m) if lane.flip else (cell.m, cell.n)
-    width, item = max(cell.columns, 1), 2 if lane.form in CODE_BITS else ITEMSIZE.get(lane.form, 2)
-    bits = CODE_BITS.get(lane.form, 8 * item)
-    nbytes = rows * -(-columns * bits // 8) + item * width * (rows + columns)
-    return {"gbs": nbytes / us * 1e-3, "gflops": 2.0 * rows * columns * width / us * 1e-3}
 
 
 @dataclass(frozen=True)
@@ -152,5 +130,4 @@ class Study:
     claims: tuple[Claim, ...]
     table: tuple[tuple[str, ...], Callable[[Rows], Iterator[tuple[str, ...]]]]
     charts: tuple[Mapping[str, Any], ...]
-    more: Callable[[Rows, str], Iterator[tuple[str, Chart]]] = lambda rows, backend: iter(())
     together: bool = False

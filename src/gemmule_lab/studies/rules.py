@@ -129,6 +129,16 @@ def counted(rows: Rows, *names: str) -> list[float]:
     return [needed(rows.figure(name), why) for name in names]
 
 
+def text(value: float | None, form: str, scale: float = 1.0) -> str:
+    """Return a figure as a table has it; empty for none."""
+    return "" if value is None else format(scale * value, form)
+
+
+def share(value: float | None, whole: float | None, decimals: int = 0) -> str:
+    """Return a figure as percent of another; empty where there is none."""
+    return f"{100 * value / whole:.{decimals}f} %" if value is not None and whole else ""
+
+
 def spread(ratios: Collection[float]) -> str:
     """Return geometric mean, range and count in words.
 

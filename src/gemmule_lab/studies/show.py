@@ -23,7 +23,7 @@ from gemmule_lab.report.plots import draw
 from gemmule_lab.report.render import terminal_table
 from gemmule_lab.report.tables import TableData, significant, without_empty_columns
 from gemmule_lab.studies import charted, store
-from gemmule_lab.studies.records import Finding, Rows
+from gemmule_lab.studies.records import NOT_MEASURABLE, Finding, Rows
 from gemmule_lab.studies.rules import document
 from gemmule_lab.studies.runner import of_last_devices
 
@@ -31,7 +31,7 @@ BACKENDS = ("cuda", "cpu")
 MOST_NAMED = 6
 FIELDS = ("seed", "experiment", "device", "backend", "name", "kind", "temperature")
 TIMES = ("median", "q1", "q3", "min", "n")
-UNKNOWN = "?"
+UNKNOWN, LACKS = "?", "no rows of it on record"
 
 
 def findings(number: str, rows: Rows) -> dict[str, Finding]:
@@ -50,9 +50,10 @@ def answer(number: str, found: Mapping[str, Finding]) -> str:
 
 
 def counts(found: Mapping[str, Finding]) -> str:
-    """Return how many claims have which outcome: ``3 confirmed, 1 refuted``."""
+    """Return how many claims have which outcome: ``3 confirmed, 2 differ on this device``."""
     outcomes = collections.Counter(finding.outcome for finding in found.values())
-    return ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    told = (f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    return ", ".join(one if one[:2] == "1 " else one.replace("differs", "differ") for one in told)
 
 
 def comparison_table(number: str, rows: Rows) -> TableData:
@@ -89,25 +90,40 @@ def device_of(rows: Rows) -> str:
 
 
 def device_verdicts(number: str, by_device: Mapping[str, Rows]) -> TableData:
-    """Return each claim's verdict and figure on several devices, side by side."""
+    """Return each claim's verdict and figure on several devices, side by side.
+
+    A device whose file lacks a claim's rows could still have it.
+    """
     found = {device: findings(number, rows) for device, rows in by_device.items()}
-    body = tuple(
-        (
-            claim.text,
-            *(_on_a_device(one[claim.id]) for one in found.values()),
-        )
+
+    def told(one: Finding) -> str:
+        return LACKS if one.outcome == NOT_MEASURABLE else f"{one.outcome}: {one.figure}"
+
+    lines = (
+        (claim.text, *(told(one[claim.id]) for one in found.values()))
         for claim in studies.load(number).claims
-        if any(one[claim.id].outcome != "not measurable here" for one in found.values())
     )
+    body = tuple(line for line in lines if {*line[1:]} != {LACKS})
     header = ("the document says", *found)
     return TableData(f"Document {number}: claims by device", header, body, (False,) * len(header))
 
 
-def _on_a_device(one: Finding) -> str:
-    """Return a verdict with its figure; a device whose file lacks the rows could still have it."""
-    if one.outcome == "not measurable here":
-        return "no rows of it on record"
-    return f"{one.outcome}: {one.figure}"
+def _device_ratios(by_device: Mapping[str, Rows]) -> dict[tuple[str, ...], list[list[float]]]:
+    """Return how many times as fast the first device is as each other, by implementation.
+
+    For each case that both have, by back end, experiment, temperature and name.
+    """
+    ours = next(iter(by_device.values()))
+    asked = ("backend", "experiment", "temperature", "name")
+    found = {}
+    for key in dict.fromkeys(tuple(getattr(row, one) for one in asked) for row in ours.timed()):
+        here, *rest = (
+            rows.where(**dict(zip(asked, key, strict=True))).us() for rows in by_device.values()
+        )
+        found[key] = [
+            [there[case] / us for case, us in here.items() if case in there] for there in rest
+        ]
+    return found
 
 
 def device_times(number: str, by_device: Mapping[str, Rows]) -> TableData:
@@ -115,39 +131,32 @@ def device_times(number: str, by_device: Mapping[str, Rows]) -> TableData:
 
     Geometric means over the cases that both have, of one experiment and temperature.
     """
-    (first, ours), *others = by_device.items()
-    body = []
-    for key in dict.fromkeys(
-        (r.backend, r.experiment, r.temperature, r.name) for r in ours.timed()
-    ):
-        ratios = [_ratios(ours, theirs, *key) for _, theirs in others]
-        cells = [f"{geomean(r):.2f} ({len(r)})" if r else "" for r in ratios]
-        body += [(*key[1:], *cells)] if any(cells) else []
-    each = (f"times as fast as on {device} (cases)" for device, _ in others)
+    first, *others = by_device
+    body = tuple(
+        (*key[1:], *(f"{geomean(one):.2f} ({len(one)})" if one else "" for one in each))
+        for key, each in _device_ratios(by_device).items()
+        if any(each)
+    )
+    each = (f"times as fast as on {device} (cases)" for device in others)
     header = ("experiment", "temperature", "implementation", *each)
     title = f"Document {number}: {first} beside other devices"
-    return TableData(title, header, tuple(body), (False,) * 3 + (True,) * len(others))
-
-
-def _ratios(
-    ours: Rows, theirs: Rows, backend: str, experiment: str, temperature: str, name: str
-) -> list[float]:
-    asked = {"backend": backend, "temperature": temperature, "name": name}
-    here, there = (rows.where(experiment, **asked).us() for rows in (ours, theirs))
-    return [there[case] / here[case] for case in here if case in there]
+    return TableData(title, header, body, (False,) * 3 + (True,) * len(others))
 
 
 def device_chart(number: str, by_device: Mapping[str, Rows]) -> tuple[str, Chart] | None:
     """Return `device_times` as bars, for each implementation over all experiments."""
-    (first, ours), *others = by_device.items()
-    bars, gpu = [], ours.where(backend="cuda").timed()
-    for name in gpu.names():
-        for index, (device, theirs) in enumerate(others):
-            keys = dict.fromkeys((r.experiment, r.temperature) for r in gpu.where(name=name))
-            found = [r for key in keys for r in _ratios(ours, theirs, "cuda", *key, name)]
-            if found:
-                note = f"{geomean(found):.2f}, {len(found)} cases, against {device}"
-                bars.append(Bar(name, (geomean(found),), note, index))
+    first, *others = by_device
+    found: dict[tuple[str, int], list[float]] = {}
+    for (backend, *_, name), each in _device_ratios(by_device).items():
+        for index, ratios in enumerate(each):
+            if backend == "cuda" and ratios:
+                found.setdefault((name, index), []).extend(ratios)
+    bars = [
+        Bar(
+            name, (geomean(r),), f"{geomean(r):.2f}, {len(r)} cases, against {others[index]}", index
+        )
+        for (name, index), r in found.items()
+    ]
     if not bars:
         return None
     title = f"Document {number}: times as fast as on other devices"

@@ -16,14 +16,6 @@ def append(path: Path, items: Iterable[Environment | StudyRow]) -> None:
     log.append(path, "study", items)
 
 
-def take(path: Path, other: Path, number: str) -> int:
-    """Take the rows of another file of the same study in as the newer ones; return how many.
-
-    ValueError as `read` raises it.
-    """
-    return add(path, read(other, number), number)
-
-
 def add(path: Path, newer: Rows, number: str) -> int:
     """Add rows to a study's file; return how many.
 

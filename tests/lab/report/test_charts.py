@@ -135,7 +135,7 @@ def test_each_picture_names_its_dtype_and_its_names(path: Path) -> None:
 @pytest.mark.parametrize("number", ["000", "002"])
 def test_pictures_by_dtype_name_those_that_ran(number: str) -> None:
     cells = (s for s in studies.load(number).steps("cuda", True) if isinstance(s, Cell))
-    asked = {lane.form for cell in cells if cell.experiment == "dtypes" for lane in cell.lanes}
+    asked = {cell.filed["dtype"] for cell in cells if cell.experiment == "dtypes"}
     ran = {row.case["dtype"] for row in recorded(number).where("dtypes")}
     assert ran <= asked
     drawing = next(p for p in DRAWN if p.stem == f"study-{number}-cuda-dtypes").read_text("utf-8")

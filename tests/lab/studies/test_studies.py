@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -17,13 +18,14 @@ from click.testing import CliRunner
 from checkout import ROOT
 from fake_clock import FakeClock
 from gemmule.errors import DeviceError
+from gemmule.oracle.problems import make_problem
 from gemmule.timing.clock import Entry
 from gemmule_lab import studies
 from gemmule_lab.commands.report import report
 from gemmule_lab.commands.study import study as command
 from gemmule_lab.profile import ncu
 from gemmule_lab.profile.single_launch import METRICS
-from gemmule_lab.records.rows import Ceiling, Times
+from gemmule_lab.records.rows import Ceiling, Facts, Times
 from gemmule_lab.report.plots import draw
 from gemmule_lab.studies import charted, runner, show, store
 from gemmule_lab.studies.documents import (
@@ -101,12 +103,9 @@ class FakeBench:
     """Gives every lane a time, and remembers what it was asked for."""
 
     def __init__(self, backend: str = "cuda", stop_after: int | None = None) -> None:
-        self.backend, self.device = backend, "Test device"
+        self.backend, self.device, self.ordinal = backend, "Test device", 0
         self.asked: list[tuple[str, ...]] = []
         self.stop_after = stop_after
-
-    def release(self) -> None:
-        pass
 
     def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
         if self.stop_after is not None and len(self.asked) >= self.stop_after:
@@ -362,7 +361,7 @@ def test_a_break_even_lies_between_sizes_and_has_an_interval() -> None:
     wide = [dataclasses.replace(r, times_us=Times(r.us, r.us / 2, r.us * 2, 1.0, 9)) for r in cpu]
     found = claims_001.crossing(Rows([*wide, *gpu]), "cpu loop", "shared tile")
     assert found is not None
-    assert found.n == pytest.approx(32 * 2 ** (2 / 3), rel=1e-6)
+    assert found.at == pytest.approx(32 * 2 ** (2 / 3), rel=1e-6)
     assert (found.low, found.high) == pytest.approx((32 * 2 ** (1 / 3), 64.0), rel=1e-6)
 
 
@@ -495,7 +494,7 @@ def test_recording_anew_loses_no_row_and_no_verdict(tmp_path: Path) -> None:
     unable = dataclasses.replace(unable, environment=later.id)
     added = dataclasses.replace(fresh, name="fp16 two_step")
     store.append(new, [later, fresh, unable, added])
-    assert store.take(old, new, "003") == 3
+    assert store.add(old, store.read(new, "003"), "003") == 3
     found = {r.name: r for r in store.read(old, "003")}
     assert {name: r.us for name, r in found.items()} == {
         "torch": 3.0, "int8 codes": 4.0, "int4 codes": 7.0, "fp16 two_step": 4.0,
@@ -657,7 +656,7 @@ def test_printed_figures_are_recomputed() -> None:
 def sizes_of(name: str) -> set[int]:
     """Return the sizes that document 001's full grid times an implementation at."""
     return {
-        int(step.case["n"])
+        int(step.filed["n"])
         for step in document_001.steps("cuda", True)
         if isinstance(step, Task) and step.experiment == claims_001.TOTAL and name in step.names
     }
@@ -673,11 +672,11 @@ def test_full_grids_are_the_documents() -> None:
     assert {*range(1, 5002, 10), *range(5000, 10001, 1000)} <= sizes_of("eigen")
     assert max(sizes_of("cpu loop")) == 1024
     assert max(sizes_of("naive")) == 2048
-    cells = [s for s in document_000.GRID.steps("cuda", True) if s.experiment == "rows x columns"]
+    cells = [s for s in document_000.steps("cuda", True) if s.experiment == "rows x columns"]
     assert {(s.m, s.n) for s in cells} == {
         (m, n) for m in document_000.SIZES for n in document_000.SIZES
     }
-    cells = [s for s in document_002.GRID.steps("cuda", True) if s.experiment == "rows x columns"]
+    cells = [s for s in document_002.steps("cuda", True) if s.experiment == "rows x columns"]
     assert len({(s.m, s.n) for s in cells}) == 25
     runs = [s for s in document_004.steps("cuda", True) if s.experiment == "five algorithms"]
     assert sum(len(s.lanes) for s in runs) == 5 * 420
@@ -730,7 +729,7 @@ def test_the_cpu_bench_times_rungs_and_peers() -> None:
     lanes = (
         Lane("loop", "scalar_loop"),
         Lane("loop, transposed", "scalar_loop", flip=True),
-        Lane("codes", "auto", form="int4"),
+        Lane("codes", "auto", form="int4 codes"),
         Lane("numpy", None, peer="numpy"),
         Lane("none", None, peer="nobody"),
     )
@@ -750,29 +749,37 @@ class Faulty(CellBench):
 
     backend, max_blocks, block_s = "cuda", 8, 1e-3
 
+    def __init__(self, clock: FakeClock) -> None:
+        self.bench, self.made = SimpleNamespace(clock=clock), []
+        super().__init__("X", 1.0)
+
     def sets(self, cell: Cell, lane: Lane) -> list[int]:
-        self.made = [*getattr(self, "made", []), lane.matrix]
+        self.made.append(lane.matrix)
         return [lane.matrix]
 
     def bind(self, cell: Cell, lane: Lane, sets: list[int]) -> Entry:
         if lane.name in ("full", "lost"):
             raise DeviceError(f"it is {lane.name}", restart=lane.name == "lost")
-        return Entry(lane.name, lambda i: None, about={"set": sets[0]})
-
-    def release(self) -> None:
-        """Keep nothing."""
+        facts = Facts(
+            make_problem("matvec", cell.m, cell.n, 1, ("float32",) * 3),
+            "rung",
+            "warm",
+            {"set": sets[0]},
+        )
+        return Entry(lane.name, lambda i: None, about=facts)
 
 
 def test_a_full_device_ends_one_lane_and_a_lost_one_the_study() -> None:
     clock = FakeClock({"a": 1e-3, "b": 2e-3, "c": 4e-3})
     lanes = (Lane("a", "r"), Lane("full", "r"), Lane("b", "r"), Lane("c", "r", matrix=1))
-    bench, cell = Faulty("X", clock, 1.0), Cell("test", "matvec", 64, 64, lanes, "warm")
+    bench, cell = Faulty(clock), Cell("test", "matvec", 64, 64, lanes, "warm")
     found = bench.measure(cell, lanes)
     assert found["full"] == Measured(note="it is full")
     assert [found[n].times_us.median for n in "abc"] == pytest.approx([1e3, 2e3, 4e3])
     assert found["c"].params == {"set": 1}
     assert found["a"].figures["gbs"] == pytest.approx(4 * (64 * 64 + 128) * 1e-6)
     assert bench.made == [0, 1], "lanes of one form share their operands"
+    assert set(bench.measure(cell, lanes[1:2])) == {"full"}, "nobody is left to be timed"
     with pytest.raises(DeviceError, match="it is lost"):
         bench.measure(cell, (Lane("lost", "r"),))
 

@@ -18,7 +18,7 @@ from gemmule.oracle.problems import make_problem
 from gemmule_lab import studies
 from gemmule_lab.commands.study import study as command
 from gemmule_lab.studies import store
-from gemmule_lab.studies.documents import document_000
+from gemmule_lab.studies.documents import document_000, document_003, rows_columns
 from gemmule_lab.studies.grid import Cell
 from gemmule_lab.studies.records import CONFIRMED, NOT_MEASURABLE, Rows
 from lab_rows import recorded, study_row
@@ -73,7 +73,7 @@ def test_a_rule_of_two_conditions_needs_both(down: float, across: float) -> None
     rows = [
         study_row(
             "000",
-            document_000.EXPERIMENT,
+            rows_columns.EXPERIMENT,
             document_000.BASIC,
             5.0,
             m=m,
@@ -131,6 +131,14 @@ def test_two_devices_stand_in_one_table_and_chart(tmp_path: Path) -> None:
     again = ["003", "--show", "--against", str(store.on_record("003")[0]), "--out", str(tmp_path)]
     same = CliRunner().invoke(command, again, env={"COLUMNS": "220"})
     assert "NVIDIA H100 80GB HBM3, study-003.jsonl" in " ".join(same.output.split()), same.exception
+    both = ["003", "--show", "--out", str(tmp_path)]
+    for path in (other, store.on_record("003")[0]):
+        both += ["--against", str(path)]
+    three = CliRunner().invoke(command, both, env={"COLUMNS": "300"})
+    assert re.search(r"on NVIDIA H200 \(cases\).+on NVIDIA H100 .+ \(cases\)", three.output)
+    drawn = (tmp_path / "study-003-devices.svg").read_text("utf-8")
+    assert "against NVIDIA H200" in drawn
+    assert "against NVIDIA H100" in drawn
     wrong = CliRunner().invoke(command, ["--show", "--against", str(other)])
     assert wrong.exit_code
     assert "one study" in str(wrong.exception)
@@ -167,6 +175,32 @@ def test_parameters_are_tuned_on_the_device_at_hand() -> None:
     assert claims["y-blocks"].judge(Rows(rows)).outcome == CONFIRMED
 
 
+def test_the_table_has_each_kernel_tuned_by_the_sweep_and_torch_of_the_same_run() -> None:
+    swept = {
+        "fp16 32 x 1 x 8": ("two_step", 9.0), "int8 32 x 1 x 8": ("int8_codes", 5.0),
+        "fp16 2 sections of 64 x 1 x 8": ("y_blocks", 1.0),  # an alternative, no plain kernel
+        "int8 128 x 1 x 8": ("int8_codes", 4.0),
+    }  # fmt: skip
+    rows = [
+        dataclasses.replace(
+            study_row("003", "p x rows x values", name, us, temperature="cold", n=512),
+            params={"rung": rung, "p": 32, "rows": 1},
+        )
+        for name, (rung, us) in swept.items()
+    ]
+    rows += [
+        study_row("003", experiment, "torch", us, temperature="cold", n=512)
+        for experiment, us in (("chosen", 3.0), ("sizes", 8.0))
+    ]
+    header = document_003.STUDY.table[0]
+    table = document_003.comparison(Rows(rows))
+    lines = {line[1]: line for line in table if line[0] == "512"}
+    us, over = header.index("cold us"), header.index("cold x torch")
+    assert lines["fp16, best of the sweep"][us] == "9.00"
+    assert (lines["int8, best of the sweep"][us], lines["torch"][us]) == ("4.00", "8.00")
+    assert (lines["int8, best of the sweep"][over], lines["torch"][over]) == ("2.00", "1.00")
+
+
 def test_the_tile_is_told_from_the_loads_under_way() -> None:
     claim = next(c for c in studies.load("000").claims if c.id == "tiling")
     times = {"thread_per_row": 12.0, "unrolled_rows": 9.0, "shared_x": 10.0}
@@ -190,7 +224,8 @@ def test_each_lane_of_a_grid_is_a_point_of_its_rung(number: str) -> None:
             continue
         rung = known[str(lane.rung)]
         assert not lane.preset or lane.preset in rung.presets
-        form = {"int8": "uint8", "int4": "uint4"}.get(lane.form, lane.form)
+        codes = {"int8 codes": "uint8", "int4 codes": "uint4"}
+        form = codes.get(lane.form, lane.form.removeprefix("plain "))
         half = "float16" if form.startswith("uint") else form
         bits = 4 if form == "uint4" else 8
         quant = QuantSpec(bits, None, False, "row", "float32", False) if rung.quantized else None

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from gemmule_lab.records.results import geomean
+from gemmule_lab.report.charts import Mark
 from gemmule_lab.studies import rules
-from gemmule_lab.studies.products.passes import (
-    CPU_LOOP,
-    CUBLAS,
-    EIGEN,
-    HIS_EIGEN,
-    NAIVE,
-    NUMPY,
-    SHARED,
-)
+from gemmule_lab.studies.products import passes as ways
 from gemmule_lab.studies.records import Judged, Rows
 from gemmule_lab.studies.rules import counted, needed, spread
 
@@ -45,21 +37,11 @@ def by_size(rows: Rows, name: str, part: str | None = None) -> dict[int, float]:
     }
 
 
-class Crossing(NamedTuple):
-    """The size from which the GPU stays faster, and its ends by the quartiles of both times."""
+def crossing(rows: Rows, cpu: str, gpu: str) -> Mark | None:
+    """Return where the GPU overtakes the CPU for good, between sizes by logarithms, or None.
 
-    n: float
-    low: float
-    high: float
-
-    @property
-    def words(self) -> str:
-        """The size and its interval, ``47 (45 to 52)``."""
-        return f"{self.n:.0f} ({self.low:.0f} to {self.high:.0f})"
-
-
-def crossing(rows: Rows, cpu: str, gpu: str) -> Crossing | None:
-    """Return where the GPU overtakes the CPU for good, between sizes by logarithms, or None."""
+    Its ends come from the quartiles of both times; its words are ``47 (45 to 52)``.
+    """
     left, right = (
         {int(r.case["n"]): r.times_us for r in totals_of(rows).where(name=name) if r.times_us}
         for name in (cpu, gpu)
@@ -68,9 +50,9 @@ def crossing(rows: Rows, cpu: str, gpu: str) -> Crossing | None:
     middle = last_crossing({n: a.median / b.median for n, a, b in times})
     if middle is None:
         return None
-    low = last_crossing({n: a.q3 / b.q1 for n, a, b in times})
-    high = last_crossing({n: a.q1 / b.q3 for n, a, b in times})
-    return Crossing(middle, low or middle, float("inf") if high is None else high)
+    low = last_crossing({n: a.q3 / b.q1 for n, a, b in times}) or middle
+    high = last_crossing({n: a.q1 / b.q3 for n, a, b in times}) or math.inf
+    return Mark(f"{middle:.0f} ({low:.0f} to {high:.0f})", middle, low, high)
 
 
 def last_crossing(ratios: Mapping[int, float]) -> float | None:
@@ -90,23 +72,23 @@ def last_crossing(ratios: Mapping[int, float]) -> float | None:
     return round(math.exp(math.log(n) + share * math.log(after / n)), 6)
 
 
-@CLAIMS.rule("break-even-library", EIGEN, CUBLAS, "eigen_cublas")
-@CLAIMS.rule("break-even-own", CPU_LOOP, SHARED, "cpu_own")
+@CLAIMS.rule("break-even-library", ways.EIGEN, ways.CUBLAS, "eigen_cublas")
+@CLAIMS.rule("break-even-own", ways.CPU_LOOP, ways.SHARED, "cpu_own")
 def _break_even(rows: Rows, cpu: str, gpu: str, key: str) -> Judged:
     printed, substitute = rules.document("001")["printed"]["break_even"][key], ""
-    if not by_size(rows, cpu) and cpu == EIGEN:
-        cpu, substitute = NUMPY, " (Eigen is not installed here; NumPy's BLAS in its place)"
+    if not by_size(rows, cpu) and cpu == ways.EIGEN:
+        cpu, substitute = ways.NUMPY, " (Eigen is not installed here; NumPy's BLAS in its place)"
     needed(set(by_size(rows, cpu)) & set(by_size(rows, gpu)), rules.NO_PAIR)
     ours = crossing(rows, cpu, gpu)
     if ours is None:
         return Judged(False, f"{gpu} never overtakes {cpu} for good{substitute}")
-    words = f"{gpu} is faster than {cpu} from n = {ours.words}{substitute}, {printed} printed"
-    return Judged(printed / 2 <= ours.n <= 2 * printed, words, ours.n)
+    words = f"{gpu} is faster than {cpu} from n = {ours.label}{substitute}, {printed} printed"
+    return Judged(printed / 2 <= ours.at <= 2 * printed, words, ours.at)
 
 
 @CLAIMS.rule("loading")
 def _loading(rows: Rows) -> Judged:
-    found = [r for r in totals_of(rows).where(name=SHARED) if int(r.case["n"]) <= 101]
+    found = [r for r in totals_of(rows).where(name=ways.SHARED) if int(r.case["n"]) <= 101]
     ms = float(np.median([sum(r.figures[p] for p in LOADING) for r in needed(found)])) / 1000
     words = f"{ms:.3f} ms to allocate, copy both ways and free, median over n <= 101"
     return Judged(0.125 <= ms <= 0.5, words, ms)
@@ -114,7 +96,7 @@ def _loading(rows: Rows) -> Judged:
 
 @CLAIMS.rule("cpu-slow")
 def _cpu_slow(rows: Rows) -> Judged:
-    cpu, gpu = by_size(rows, CPU_LOOP), by_size(rows, SHARED)
+    cpu, gpu = by_size(rows, ways.CPU_LOOP), by_size(rows, ways.SHARED)
     near = [n for n in sorted(set(cpu) & set(gpu)) if 900 <= n <= 1100]
     n = min(needed(near, rules.NO_PAIR), key=lambda n: abs(n - 1000))
     told = (
@@ -128,24 +110,24 @@ def _cpu_slow(rows: Rows) -> Judged:
 def _exponential(rows: Rows) -> Judged:
     """Hold the times against a power of n and against an exponential, by what a line leaves."""
     words, holds, last = [], [], 0.0
-    for name in (EIGEN, CUBLAS):
+    for name in (ways.EIGEN, ways.CUBLAS):
         times = {n: us for n, us in by_size(rows, name).items() if n >= 1000}
         n, t = np.array(sorted(times)), np.log([times[n] for n in sorted(times)])
         needed(n[2:].tolist(), rules.NO_PAIR)
         left = [float(np.polyfit(x, t, 1, full=True)[1][0]) for x in (np.log(n), n)]
         last = exponent(times)
         holds.append(left[1] < left[0])
-        share = f"a power leaves {left[0] / left[1]:.2f} of the squares"
-        words.append(f"{name} as n^{last:.2f}, {share}")
-    return Judged(all(holds), f"{'; '.join(words)} that an exponential leaves", last)
+        words.append(f"{name} grows as n^{last:.2f} ({left[0] / left[1]:.2f})")
+    told = f"{', '.join(words)}; in brackets a power's squared error, an exponential's being 1"
+    return Judged(all(holds), told, last)
 
 
-@CLAIMS.rule("eigen-45", EIGEN, 10000, 45, "Eigen's headers or a compiler are not installed")
-@CLAIMS.rule("cublas-10", CUBLAS, 26000, -10, rules.NO_GPU)
+@CLAIMS.rule("eigen-45", ways.EIGEN, 10000, 45, "Eigen's headers or a compiler are not installed")
+@CLAIMS.rule("cublas-10", ways.CUBLAS, 26000, -10, rules.NO_GPU)
 def _seconds(rows: Rows, name: str, n: int, limit: float, why: str) -> Judged:
     """Judge the seconds at n, by n^3 where only smaller ones are on file; limit < 0: below it."""
     words, seconds = [], []
-    for one in (name, HIS_EIGEN) if name == EIGEN else (name,):
+    for one in (name, ways.HIS_EIGEN) if name == ways.EIGEN else (name,):
         if times := by_size(rows, one):
             last = max(times)
             seconds.append(1e-6 * times.get(n, times[last] * max(1.0, (n / last) ** 3)))
@@ -167,7 +149,8 @@ def exponent(times: Mapping[int, float]) -> float:
 
 @CLAIMS.rule("naive-scales")
 def _scales_alike(rows: Rows) -> Judged:
-    every = (by_size(rows, CPU_LOOP), *(by_size(rows, k, "kernel") for k in (NAIVE, SHARED)))
+    kernels = (by_size(rows, name, "kernel") for name in (ways.NAIVE, ways.SHARED))
+    every = (by_size(rows, ways.CPU_LOOP), *kernels)
     large = [{n: t for n, t in times.items() if n >= 256} for times in every]
     needed([*large[0]][1:] and [*large[1]][1:], rules.NO_PAIR)
     left, right, *shared = (exponent(times) for times in large if len(times) > 1)
@@ -202,13 +185,9 @@ def _computing(rows: Rows) -> Judged:
 @CLAIMS.rule("banks")
 def _bank_conflicts(rows: Rows) -> Judged:
     """Count the words that a warp wants of one bank at once, by address and by the profiler."""
-    loads, load_passes, stores, store_passes = _counters(
-        rows,
-        "bank conflicts, loads",
-        "shared load wavefronts",
-        "bank conflicts, stores",
-        "shared store wavefronts",
-    )
+    loads, stores = _counters(rows, "bank conflicts, loads", "bank conflicts, stores")
+    passes = ("shared load wavefronts", "shared store wavefronts")
+    load_passes, store_passes = _counters(rows, *passes)
     asked = ([32 * 5 + lane for lane in range(32)], [32 * 5 + 7] * 32, [*range(32)])
     banks = [len({w for w in words if w % 32 == bank}) for words in asked for bank in range(32)]
     words = (
@@ -235,9 +214,9 @@ def _other_approach(rows: Rows) -> Judged:
 
 @CLAIMS.rule("equal-small")
 def _equal_when_small(rows: Rows) -> Judged:
-    loop = {n: us for n, us in by_size(rows, CPU_LOOP).items() if n <= 64}
+    loop = {n: us for n, us in by_size(rows, ways.CPU_LOOP).items() if n <= 64}
     words, means = [], []
-    for name in (NAIVE, SHARED):
+    for name in (ways.NAIVE, ways.SHARED):
         kernel = by_size(rows, name, "kernel")
         ratios = needed([kernel[n] / loop[n] for n in loop if n in kernel], rules.NO_PAIR)
         means.append(geomean(ratios))
@@ -256,7 +235,7 @@ def _balanced(rows: Rows) -> Judged:
 @CLAIMS.rule("kernel-1024", 1024, "kernel")
 @CLAIMS.rule("malloc-64", 64, "allocate")
 def _dominant(rows: Rows, n: int, part: str) -> Judged:
-    row = needed(next(iter(totals_of(rows).where(name=SHARED, n=n)), None))
+    row = needed(next(iter(totals_of(rows).where(name=ways.SHARED, n=n)), None))
     timed = {k: us for k, us in row.figures.items() if not k.startswith("first") and k != "gflops"}
     words = ", ".join(f"{name} {us:.0f} us" for name, us in timed.items())
     holds = max(timed, key=lambda k: timed[k]) == part
@@ -277,7 +256,8 @@ def _order(rows: Rows) -> Judged:
     """Compute what a column-major library makes of row-major operands: no device is needed."""
     a, b = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.0, 1.0], [1.0, 1.0]])
     seen = (a.T @ b.T).T  # both read as their transposes, the result written as its transpose
-    return Judged(np.array_equal(seen, a @ b), f"it gives B A: {np.array_equal(seen, b @ a)}")
+    gives = "B A" if np.array_equal(seen, b @ a) else "A B"
+    return Judged(np.array_equal(seen, a @ b), f"row-major A and B come out as {gives}")
 
 
 @CLAIMS.rule("epsilon")
@@ -287,7 +267,8 @@ def _epsilon(rows: Rows) -> Judged:
     passes = not abs(float("nan") - 1.0) > epsilon
     x, y = (rng.standard_normal(4096).astype(np.float32) for _ in "xy")
     error = abs(float(np.float32(math.fsum(x * y))) - float(np.cumsum(x * y, dtype=np.float32)[-1]))
-    words = f"NaN passes: {passes}; a right sum of 4,096 products is off by {error:.1e}"
+    words = f"NaN {'passes' if passes else 'fails'}; a right sum of 4,096 products is off by "
+    words += f"{error:.1e}, for a tolerance of {epsilon:.1e}"
     return Judged(not passes and error <= epsilon, words, error)
 
 

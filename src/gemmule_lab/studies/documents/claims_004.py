@@ -116,11 +116,8 @@ def _own_optimum(rows: Rows) -> Judged:
 @CLAIMS.rule("transposed-wins", "block_multiply_transposed", 160 / 296)
 def _wins(rows: Rows, algorithm: str, share: float) -> Judged:
     """Judge a count of wins: shapes by median, and runs matrix by matrix."""
-    ours, plain, five = (
-        f"{algorithm} {ITS_WIDTH}",
-        NAIVE[algorithm],
-        rows.where(FIVE, backend="cuda"),
-    )
+    ours, plain = f"{algorithm} {ITS_WIDTH}", NAIVE[algorithm]
+    five = rows.where(FIVE, backend="cuda")
     shapes_won = [r > 1 for r in needed(warm_rows(rows).faster(ours, plain)).values()]
     each = [five.faster(f"{ours} #{i}", f"{plain} #{i}") for i in range(1, MATRICES + 1)]
     runs = [r > 1 for one in each for r in one.values()]
@@ -168,7 +165,7 @@ def _shared_memory(rows: Rows) -> Judged:
     plain, *loads = (here.where(name=n).figure("load requests") for n in ("thread_per_row", *names))
     if plain is not None and all(loads):
         told = ", ".join(f"{100 * (n or 0) / plain:.0f} %" for n in loads)
-        words += f"; load requests {told} of its"
+        words += f"; load requests, of a thread a row's: {told}"
     return Judged(math.log(alone) >= math.log(both) / 2, words, alone)
 
 
@@ -180,10 +177,8 @@ def _coalescing(rows: Rows) -> Judged:
         sectors[f"{name} {ITS_WIDTH}"] = counts[0] / counts[1]
     warm = above_a_megabyte(rows, "warm")
     square = warm.only(r for r in warm if r.case["m"] == r.case["n"])
-    slower, alone = (
-        geomean(needed(square.faster(*sectors)).values()),
-        _ladder_gain(rows, "shared_x"),
-    )
+    slower = geomean(needed(square.faster(*sectors)).values())
+    alone = _ladder_gain(rows, "shared_x")
     few, many = sectors.values()
     words = (
         f"{few:.1f} sectors a request for {many:.1f} (halves); coalesced {slower:.2f} times as "

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemmule.core.registry import ladder
+from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
-from gemmule_lab.studies.documents.rows_columns import (
-    BOTH,
-    BY_TYPE,
-    CHOICE,
-    EXPERIMENT,
-    Grid,
-    every,
-)
+from gemmule_lab.studies.documents import rows_columns as shared
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
 from gemmule_lab.studies.records import Judged, Rows, UnmeasuredError
+from gemmule_lab.studies.rules import share, text
 
 SIZES = tuple(1 << p for p in range(8, 15))
 THIN = (512, 2048, 8192, 16384)
@@ -24,47 +18,33 @@ CPU_THIN = (256, 1024, 4096)
 COUNTED = {"m": 16384, "n": 1024}
 BASIC, TILED, UNROLLED = "thread_per_row", "shared_x", "unrolled_rows"
 BLOCKS, BLOCK_RUNS = (32, 64, 128, 256, 512, 1024), "blocks"
+TYPES = ("float64", "float32", "float16", "bfloat16", "int32", "int64")
 GROWS, STAYS = 10.0, 2.0
 CLAIMS = rules.Claims("000")
 
 
-def lanes(backend: str) -> tuple[Lane, ...]:
-    """Return every rung of the ladder at its defaults, and a peer."""
-    peer = "torch" if backend == "cuda" else "numpy"
-    names = dict.fromkeys(rung.name for rung in ladder("matvec", backend))
-    return (*(Lane(name, name) for name in names), Lane(peer, None, peer=peer))
-
-
-GRID = Grid(
-    op="matvec",
-    kernels=(BASIC, TILED),
-    lanes=lanes,
-    usual={"cuda": every(THIN), "cpu": every(CPU_THIN)},
-    between={
-        "cuda": [shape for shape in every(SIZES) if not {*shape} <= {*THIN}],
-        "cpu": [shape for shape in every(SIZES) if not {*shape} <= {*CPU_THIN}],
-    },
-    temperatures={"cuda": BOTH, "cpu": BOTH},
-    types=("float64", "float32", "float16", "bfloat16", "int32", "int64"),
-    type_size=4096,
-    type_temperatures=BOTH,
-    counted=COUNTED,
-    counted_lanes=(Lane(BASIC, BASIC),),
-)
-
-
 def steps(backend: str, full: bool) -> Iterator[Step]:
-    """Yield the grid; before it, on a GPU, whether the tile gains or the loads under way."""
-    if backend == "cuda":
-        lanes = tuple(
-            Lane(f"{name}, blocks of {block}", name, {"block": block})
-            for name in (BASIC, UNROLLED, TILED)
-            for block in BLOCKS
-        )
-        for n in (1024, 4096, 16384):
-            for kept in BOTH:
-                yield Cell(BLOCK_RUNS, "matvec", n, n, (*lanes, CHOICE), kept)
-    yield from GRID.steps(backend, full)
+    """Yield every rung over rows and columns, between the usual ones fewer on a GPU.
+
+    Before it, on a GPU, whether the tile gains or the loads under way; after it, dtypes, counters.
+    """
+    gpu, whole = backend == "cuda", shared.every_rung("matvec", backend)
+    lanes = tuple(
+        Lane(f"{name}, blocks of {block}", name, {"block": block})
+        for name in (BASIC, UNROLLED, TILED)
+        for block in BLOCKS
+    )
+    for n in (1024, 4096, 16384) if gpu else ():
+        for kept in shared.BOTH:
+            yield Cell(BLOCK_RUNS, "matvec", n, n, (*lanes, shared.CHOICE), kept)
+    usual = THIN if gpu else CPU_THIN
+    yield from shared.cells("matvec", shared.every(usual), whole, shared.BOTH)
+    if full:
+        few = shared.few_of(whole, (BASIC, TILED)) if gpu else whole
+        yield from shared.cells("matvec", shared.every(SIZES, usual), few, shared.BOTH)
+    if gpu:
+        yield from shared.by_type("matvec", 4096, (BASIC, TILED), TYPES, shared.BOTH)
+        yield counting("matvec", (Lane(BASIC, BASIC),), COUNTED)
 
 
 @CLAIMS.rule("l2")
@@ -82,7 +62,7 @@ def _x_from_l2(rows: Rows) -> Judged:
 @CLAIMS.rule("rows")
 def _rows_not_columns(rows: Rows) -> Judged:
     """Hold the growth of the bandwidth over the rows against that over the columns."""
-    warm = rows.where(EXPERIMENT, backend="cuda", temperature="warm", name=BASIC).timed()
+    warm = rows.where(shared.EXPERIMENT, backend="cuda", temperature="warm", name=BASIC).timed()
     gbs = {(int(r.case["m"]), int(r.case["n"])): r.figures["gbs"] for r in warm}
     sizes = sorted({size for case in gbs for size in case})
     if len(sizes) < 2 or len(gbs) < len(sizes) ** 2:
@@ -112,64 +92,34 @@ def _vector_small(rows: Rows) -> Judged:
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield each rung's bandwidth and use of the memory on the largest square, warm and cold."""
-    for backend, size, square in GRID.largest_squares(rows):
-        ceiling = rows.ceiling("read", backend)
+    for backend, size, square in shared.largest_squares(rows):
+        read = rows.ceiling("read", backend)
         for name in square.names():
-            cells: list[str] = []
-            for kept in BOTH:
+            line = [f"{name}, {backend}, {size}"]
+            for kept in shared.BOTH:
                 here = square.where(temperature=kept)
-                cells += _use(here.where(name=name), ceiling, kept)
-                cells += [f"{ratio:.2f}" for ratio in here.faster(name, BASIC).values()] or [""]
-            yield (f"{name}, {backend}, {size}", *cells)
+                gbs, sheet = (here.where(name=name).figure(f) for f in ("gbs", "datasheet_gbs"))
+                of_read = share(gbs, read if kept == "cold" else None)
+                ratios = [f"{ratio:.2f}" for ratio in here.faster(name, BASIC).values()] or [""]
+                line += [text(gbs, ".0f"), share(gbs, sheet), of_read, *ratios]
+            yield tuple(line)
 
 
-def _use(rows: Rows, ceiling: float | None, temperature: str) -> tuple[str, str, str]:
-    """Return GB/s, and its shares of the datasheet and of the measured ceiling."""
-    gbs = rows.figure("gbs")
-    if gbs is None:
-        return "", "", ""
-    datasheet = rows.figure("datasheet_gbs")
-    share = "" if ceiling is None or temperature == "warm" else f"{100 * gbs / ceiling:.0f} %"
-    if ceiling is not None and share and gbs > 1.1 * ceiling:
-        share += " (above: ceiling disturbed)"
-    return (f"{gbs:.0f}", "" if not datasheet else f"{100 * gbs / datasheet:.0f} %", share)
-
-
-_MAP = {"axes": ("rows", "columns")}
-_RATE = {"value": "gbs", "unit": "GB/s"}
-_IN_CELLS = ("GB/s in each cell", "rows and columns are the matrix's")
-_BUSY = ("SM throughput", "memory throughput", "FMA pipe")
-_WHAT = "Matrix times vector"
+_WHAT, _RATE = "Matrix times vector", {"value": "gbs", "unit": "GB/s"}
 CHARTS = (
-    chart("maps", "use", f"{_WHAT}: use of the memory's bandwidth, the document's kernels",
-          EXPERIMENT, "float32", "percent of the data sheet's bandwidth", _IN_CELLS[1],
-          each=["warm"], names=GRID.kernels, value="use", unit="%", **_MAP),
-    chart("gains", "gain", f"{_WHAT}: tiles are {{means}} times as fast as the basic kernel",
-          EXPERIMENT, "float32", _IN_CELLS[1], each=["cold", "warm"], pairs=[(TILED, BASIC)],
-          **_MAP),
+    *shared.charts(_WHAT, (BASIC, TILED), "gbs", "GB/s", "read",
+                   "rows and columns are the matrix's", "4,096 x 4,096", "16,384 x 1,024",
+                   ("rows", "columns")),
     chart("lines", "blocks", f"{_WHAT}: the tile or the loads under way, blocks of 128",
           BLOCK_RUNS, "float32", "GB/s", "n x n matrices", each=["cold"], over="n",
           names=[f"{name}, blocks of 128" for name in (BASIC, UNROLLED, TILED)], **_RATE),
-    chart("lines", "over-rows", f"{_WHAT}: GB/s over the rows, the most columns", EXPERIMENT,
-          "float32", "GB/s", each=["cold"], at={"n": "most"}, over="m", limit="read",
-          first=GRID.kernels, **_RATE),
-    chart("lines", "by-columns", f"{_WHAT}: GB/s over the columns, the most rows", EXPERIMENT,
-          "float32", "GB/s", each=["warm"], at={"m": "most"}, over="n", axis="columns",
-          names=[*GRID.kernels, CHOICE.name, "torch"], **_RATE),
-    chart("maps", "rates", f"{_WHAT}: GB/s by rows and columns", EXPERIMENT, "float32",
-          *_IN_CELLS, each=BOTH, **_RATE, **_MAP),
-    chart("bars", "dtypes", f"{_WHAT}: GB/s by dtype", BY_TYPE, "{dtypes}", "4,096 x 4,096",
-          "GB/s", label="{dtype}, {name}", **_RATE),
+    chart("lines", "by-columns", f"{_WHAT}: GB/s over the columns, the most rows",
+          shared.EXPERIMENT, "float32", "GB/s", each=["warm"], at={"m": "most"}, over="n",
+          axis="columns", names=[BASIC, TILED, shared.CHOICE.name, "torch"], **_RATE),
     chart("bars", "several", "The next question: matrix times vector on two GPUs", "several GPUs",
           "float16", "n x n matrices", "us", "own rows alone: without any exchange",
           label="{n} x {n}, {name}", value="us", unit="us"),
-    chart("figures", "balance", f"{_WHAT}: what the basic kernel keeps busy", "counters",
-          "float32", "16,384 x 1,024", "Nsight Compute, percent of each unit's peak",
-          figures={unit: f"{unit} percent" for unit in _BUSY}, scale=1, unit="%"),
 )  # fmt: skip
 _EACH = ("GB/s", "of datasheet", "of read ceiling", "x basic")
-STUDY = Study(
-    "000", steps, CLAIMS.all(),
-    (("rung, device, size", *(f"{kept} {what}" for kept in BOTH for what in _EACH)), comparison),
-    CHARTS,
-)  # fmt: skip
+HEADER = ("rung, device, size", *(f"{kept} {what}" for kept in shared.BOTH for what in _EACH))
+STUDY = Study("000", steps, CLAIMS.all(), (HEADER, comparison), CHARTS)

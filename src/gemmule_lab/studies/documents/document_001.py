@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from gemmule_lab.profile.single_launch import counting
 from gemmule_lab.report.charts import Bar, Bars, Mark, number
 from gemmule_lab.report.tables import significant
-from gemmule_lab.studies.charted import Picture, chart, head_of
+from gemmule_lab.studies.charted import Head, Picture, Spec, busy, chart
 from gemmule_lab.studies.documents import claims_001 as said
-from gemmule_lab.studies.grid import Bench, Case, Cell, Found, Lane, Names, Step, Study, Task
+from gemmule_lab.studies.grid import Cell, Lane, Names, Step, Study, Task
+from gemmule_lab.studies.products import first_call, largest, totals
 from gemmule_lab.studies.products import passes as ways
-from gemmule_lab.studies.products.first_call import first_call
-from gemmule_lab.studies.products.largest import FITS, WHOLE, largest
-from gemmule_lab.studies.products.totals import (
-    LARGEST_PROOF,
-    proof,
-    small_check,
-    totals,
-    warm_up,
-)
 from gemmule_lab.studies.records import Rows, Value
 from gemmule_lab.studies.rules import document
 
@@ -60,36 +53,36 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
 
     The sizes of the default grid come first, so that a full run that is stopped has them.
     """
-    runs: dict[str, Value] = {"runs": PROOF_RUNS, "largest": LARGEST_PROOF}
-    gpu = backend == "cuda"
-    yield Task("proof", ("all implementations",), runs, proof)
-    libraries = (ways.EIGEN, ways.HIS_EIGEN, ways.NUMPY, *([ways.CUBLAS] if gpu else []))
-    yield Task("check of 32 x 32", libraries, {"n": 32}, small_check)
-    large = (ways.SHARED, ways.CUBLAS, ways.EIGEN, ways.HIS_EIGEN)
-    for names, n in (
-        ((ways.CPU_LOOP, ways.EIGEN, ways.NUMPY), 1024),
-        ((ways.NAIVE,), 2048),
-        (large, 4096),
+    gpu, usual = backend == "cuda", sorted(THIN_SIZES)
+    runs: dict[str, Value] = {"runs": PROOF_RUNS, "largest": totals.LARGEST_PROOF}
+    yield Task("proof", ("all implementations",), runs, totals.proof)
+    libraries = _here((ways.EIGEN, ways.HIS_EIGEN, ways.NUMPY, ways.CUBLAS), gpu)
+    yield Task("check of 32 x 32", libraries, {"n": 32}, totals.small_check)
+    for n, *names in (
+        (1024, ways.CPU_LOOP, ways.EIGEN, ways.NUMPY),
+        (2048, ways.NAIVE),
+        (4096, ways.SHARED, ways.CUBLAS, ways.EIGEN, ways.HIS_EIGEN),
     ):
-        here = tuple(name for name in names if gpu or name in ways.HOST_NAMES)
-        if here:
-            yield Task("warm-up", here, {"n": n}, warm_up)
-    usual = sorted(THIN_SIZES)
+        if here := _here(names, gpu):
+            yield Task("warm-up", here, {"n": n}, totals.warm_up)
     yield from _totals((n for n in usual if n <= LARGEST[ways.SHARED]), gpu)
     if gpu:
         yield from _kernels()
     yield from _totals((n for n in usual if n > LARGEST[ways.SHARED]), gpu)
     if full:
-        yield from _totals(halving({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES), gpu)
+        yield from _totals(sorted({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES), gpu)
     if gpu and full:
-        yield Task("largest", (WHOLE,), {}, largest)
+        yield Task("largest", (largest.WHOLE,), {}, largest.largest)
+
+
+def _here(names: Iterable[str], gpu: bool) -> Names:
+    return tuple(name for name in names if gpu or name in ways.HOST_NAMES)
 
 
 def _totals(sizes: Iterable[int], gpu: bool) -> Iterator[Step]:
     for n in sizes:
-        names = tuple(name for name in _names(n) if gpu or name in ways.HOST_NAMES)
-        if names:
-            yield Task(said.TOTAL, names, {"n": n}, totals)
+        if names := _here(_names(n), gpu):
+            yield Task(said.TOTAL, names, {"n": n}, totals.totals)
 
 
 def _names(n: int) -> Iterator[str]:
@@ -110,36 +103,16 @@ def _names(n: int) -> Iterator[str]:
         )
 
 
-def halving(sizes: Iterable[int]) -> list[int]:
-    """Return sizes such that the first few are spread over all, and so on, wherever it ends.
-
-    >>> halving([1, 2, 3, 4, 5, 6, 7])
-    [4, 2, 6, 1, 3, 5, 7]
-    """
-    ordered = sorted(sizes)
-    spans, found = [(0, len(ordered))], []
-    for low, high in spans:  # grows while it is walked
-        if low < high:
-            middle = (low + high) // 2
-            found.append(ordered[middle])
-            spans += [(low, middle), (middle + 1, high)]
-    return found
-
-
 def _kernels() -> Iterator[Step]:
     for n in said.FIRST_SIZES:
-        yield Task(said.FIRST, ("shared_tile",), {"n": n}, _first)
+        yield Task(said.FIRST, ("shared_tile",), {"n": n}, first_call.first_call)
     for n in KERNEL_SIZES:
         for temperature in ("warm", "cold"):
             lone = (n, temperature) == (KERNEL_SIZES[0], "warm")
             lanes = (*KERNEL_LANES, *LONE_LANES) if lone else KERNEL_LANES
             yield Cell(said.KERNELS, "matmul", n, n, lanes, temperature, n, case={"n": n})
     yield counting("matmul", COUNTED_LANES, {"n": COUNTED})
-    yield Task("largest", (FITS, said.REFUSED), {}, largest)
-
-
-def _first(bench: Bench, names: Names, case: Case) -> Found:
-    return {name: first_call(name, int(case["n"])) for name in names}
+    yield Task("largest", (largest.FITS, said.REFUSED), {}, largest.largest)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
@@ -152,7 +125,7 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
         ("CPU loop and own kernels", ways.CPU_LOOP, ways.SHARED, printed["cpu_own"]),
     ):
         ours = said.crossing(rows, cpu, gpu)
-        yield (f"break-even n: {words}", str(theirs), "" if ours is None else ours.words, *none)
+        yield (f"break-even n: {words}", str(theirs), "" if ours is None else ours.label, *none)
     for row in rows.where("ladder", temperature="cold"):
         where = f"the ladder's {row.name}, kernel alone, n = {row.case['n']}"
         yield (where, "", significant(row.us), *none)
@@ -168,52 +141,36 @@ def _overtaken(rows: Rows) -> list[Mark]:
     found = []
     for cpu, gpu in ((ways.EIGEN, ways.CUBLAS), (ways.CPU_LOOP, ways.SHARED)):
         if (at := said.crossing(rows, cpu, gpu)) is not None:
-            words = f"{gpu} overtakes {cpu} at n = {at.words}"
-            found.append(Mark(words, at.n, at.low, min(at.high, 1e6)))
+            words = f"{gpu} overtakes {cpu} at n = {at.label}"
+            found.append(replace(at, label=words, high=min(at.high, 1e6)))
     return found
 
 
-def _parts(rows: Rows, backend: str) -> Iterator[Picture]:
+def _parts(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     """Yield how the time of a product on the GPU divides, pageable and pinned memory apart."""
     load, unload = ("allocate", "host to device"), ("device to host", "free")
-    divided = ("load: allocate, copy in", "launch", "kernel", "unload: copy out, free")
-    totals, bars = said.totals_of(rows.where(backend=backend)), []
+    divided, bars = ("load: allocate, copy in", "launch", "kernel", "unload: copy out, free"), []
     names = (ways.NAIVE, *(n + p for n in (ways.SHARED, ways.CUBLAS) for p in ("", ways.PINNED)))
     for n, name in itertools.product(SPLIT, names):
-        for row in totals.where(name=name, n=n):
+        for row in here.where(name=name, n=n).timed():
             ends = [sum(row.figures[part] for part in group) for group in (load, unload)]
             lengths = [ends[0], row.figures["launch"], row.figures["kernel"], ends[1]]
             shares = [length / sum(lengths) for length in lengths]
             label = name if ways.PINNED in name else f"{CALLED.get(name, name)}, pageable"
             bars.append(Bar(f"n = {n}: {label}", shares, f"{number(row.us / 1e3)} ms"))
     if bars:
-        fact = "shares of each product's time, the whole time behind them"
-        title = "Loading, kernel, unloading: the parts of a product from host to host"
-        head = head_of(f"study-001-{backend}-parts", title, totals, "float32", SHAPE, fact)
-        yield head.name, Bars(title, head.below, bars, divided)
+        yield head.name, Bars(head.title, head.below, bars, divided)
 
 
 SPLIT, SHAPE = (64, 256, 1024, 4096), "n x n times n x n"
 CALLED = {ways.NAIVE: said.LONE_NAIVE}  # from host to host it runs as the document has it
 _RATE = {"value": "TFLOP/s", "unit": "TFLOP/s", "label": "{name}", "sorted": True, "limit": "fma"}
-_BUSY = ("SM throughput", "memory throughput", "FMA pipe")
-_STEPS = ("import of gemmule", "context", "first cudaMalloc", "compile", "load", "first launch")
-_FIRST = {step: f"{step} us" for step in _STEPS}
+_FIRST = {part: f"{part} us" for part in first_call.PARTS}
+_OWN = (ways.NAIVE, ways.SHARED, ways.CUBLAS)
 _OVER = {
-    "names": [
-        *ways.HOST_NAMES[:2],
-        ways.NUMPY,
-        ways.NAIVE,
-        ways.SHARED,
-        ways.CUBLAS,
-        ways.HIS_EIGEN,
-    ],
-    "called": CALLED,
-    "over": "n",
-    "axis": "n, of n x n matrices",
-    "unit": "ms",
-    "log": True,
-}
+    "names": [ways.CPU_LOOP, ways.EIGEN, ways.NUMPY, *_OWN, ways.HIS_EIGEN], "called": CALLED,
+    "over": "n", "axis": "n, of n x n matrices", "unit": "ms", "log": True,
+}  # fmt: skip
 CHARTS = (
     *(
         chart("bars", f"kernels-{n}", f"Kernels alone, n = {n}", said.KERNELS, "float32",
@@ -230,9 +187,7 @@ CHARTS = (
               figures=_FIRST, parts=True, scale=1e-3, unit="ms")
         for n in said.FIRST_SIZES
     ),
-    chart("figures", "balance", "The shared kernel: what it keeps busy", "counters", "float32",
-          "1,024 cubed", "Nsight Compute, percent of each unit's peak",
-          figures={unit: f"{unit} percent" for unit in _BUSY}, scale=1, unit="%"),
+    busy("The shared kernel: what it keeps busy", "1,024 cubed"),
     *(
         chart("lines", file, title, said.TOTAL, "{cpus}", "float32", SHAPE,
               "ms from host array to host array, pageable memory", value="ms", most=most,
@@ -246,9 +201,12 @@ CHARTS = (
           "float32", SHAPE, "ms; kernels between two events, without copies",
           value=lambda row: row.figures.get("kernel", row.figures.get("product", 0)) / 1e3,
           **_OVER),
+    chart(_parts, "parts", "Loading, kernel, unloading: the parts of a product from host to host",
+          said.TOTAL, "float32", SHAPE,
+          "shares of each product's time, the whole time behind them"),
 )  # fmt: skip
 STUDY = Study(
     "001", steps, said.CLAIMS.all(),
     (("what", "printed", "ours, us or n", *(f"{part} us" for part in ways.PARTS)), comparison),
-    CHARTS, _parts, together=True,
+    CHARTS, together=True,
 )  # fmt: skip

@@ -12,8 +12,8 @@ from gemmule_lab.report.charts import Line
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.records import Judged, Rows, case_key
-from gemmule_lab.studies.rules import document, needed
+from gemmule_lab.studies.records import Judged, Rows, StudyRow, case_key
+from gemmule_lab.studies.rules import document, needed, share
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 CPU_SIZES = (512, 1024, 2048, 4096)
@@ -25,13 +25,14 @@ SECTIONS = [(p, v, y) for p in WIDTHS for v in VALUES for y in (2, 4, 8, 16) if 
 SHARED = [(p, v) for p in (32, 128) for v in VALUES]
 TUNED = "fp16, best parameters"
 BITS = {"torch": 16, "fp16": 16, "int8": 8, "int4": 4}
+INT8, INT4 = "int8 codes", "int4 codes"
 HALF, ONE_BLOCK = "fp16 two_step", "fp16 one block a row"
+SWEPT = "best of the sweep"
 COLUMNS = {  # of the table: kernel -> the document's column
-    "torch": "torch", HALF: "fp16", TUNED: "", "fp16, chosen": "", "int8 codes": "int8",
-    "int8 codes, 128 threads": "", "int8, chosen": "", "int4 codes": "int4",
-    "int4 codes, 128 threads": "", "int4, chosen": "",
+    "torch": "torch", HALF: "fp16", TUNED: "", f"fp16, {SWEPT}": "", "fp16, chosen": "",
+    "int8 codes": "int8", "int8 codes, 128 threads": "", f"int8, {SWEPT}": "", "int8, chosen": "",
+    "int4 codes": "int4", "int4 codes, 128 threads": "", f"int4, {SWEPT}": "", "int4, chosen": "",
 }  # fmt: skip
-CPU_COLUMNS = {form: form for form in BITS}
 ALTERNATIVES = (
     ("fp16 y blocks", ONE_BLOCK),
     ("fp16 x in shared memory", ONE_BLOCK),
@@ -42,6 +43,7 @@ ALTERNATIVES = (
 )
 DTYPES = "matrix in fp16, or in int8 or int4 codes with one scale; x and y in fp16"
 CLAIMS = rules.Claims("003")
+PRINTED = document("003")["printed"]
 Pairs = Sequence[tuple[str, str]]
 # The alternatives beside the plain kernel with as many threads a row, rows a block, and loads.
 Y_PAIRS = [
@@ -57,7 +59,7 @@ def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     and codes read in between leave the L2 of an H200 in a state that 33 MB of halves do not get out
     of: the same kernel took 6.6 to 10.4 us, without them 6.5.
     """
-    table = document("003")["printed"]["RTX 3090"]["launch"]
+    table = PRINTED["RTX 3090"]["launch"]
     p, rows, *_ = table[SIZES.index(n)]
     tuned = f"h200_{n}"  # of the rung that has it: one for a warp a row or less, or for several
     rung = min(rung.name for rung in cuda_rungs() if tuned in rung.presets)
@@ -76,15 +78,15 @@ def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
         Lane("gemmule's choice", "auto"),
     )
     codes = (
-        Lane("int8 codes", "int8_codes", {**narrow, "values": 8}, form="int8"),
-        Lane("int4 codes", "int4_codes", {**narrow, "values": 16}, form="int4"),
-        Lane("int4 codes, 8 values", "int4_codes", {**narrow, "values": 8}, form="int4"),
-        Lane("int8 codes, 128 threads", "int8_codes", {**block, "values": 8}, form="int8"),
-        Lane("int8 product table", "product_table_int8", {**block, "values": 8}, form="int8"),
-        Lane("int4 codes, 128 threads", "int4_codes", {**block, "values": 16}, form="int4"),
-        Lane("int4 product table", "product_table_int4", {**block, "values": 16}, form="int4"),
-        Lane("int8, gemmule's choice", "auto", form="int8"),
-        Lane("int4, gemmule's choice", "auto", form="int4"),
+        Lane("int8 codes", "int8_codes", {**narrow, "values": 8}, form=INT8),
+        Lane("int4 codes", "int4_codes", {**narrow, "values": 16}, form=INT4),
+        Lane("int4 codes, 8 values", "int4_codes", {**narrow, "values": 8}, form=INT4),
+        Lane("int8 codes, 128 threads", "int8_codes", {**block, "values": 8}, form=INT8),
+        Lane("int8 product table", "product_table_int8", {**block, "values": 8}, form=INT8),
+        Lane("int4 codes, 128 threads", "int4_codes", {**block, "values": 16}, form=INT4),
+        Lane("int4 product table", "product_table_int4", {**block, "values": 16}, form=INT4),
+        Lane("int8, gemmule's choice", "auto", form=INT8),
+        Lane("int4, gemmule's choice", "auto", form=INT4),
     )
     return tuple(replace(lane, form="float16") for lane in halves), codes
 
@@ -110,7 +112,10 @@ def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     ]
     codes = [
         Lane(
-            f"{form} {p} x {r} x {v}", f"{form}_codes", {"p": p, "rows": r, "values": v}, form=form
+            f"{form} {p} x {r} x {v}",
+            f"{form}_codes",
+            {"p": p, "rows": r, "values": v},
+            form=f"{form} codes",
         )
         for form, widths in (("int8", (8, 16)), ("int4", (16, 32)))
         for p, r, v in itertools.product((32, 128), (1, 4), widths)
@@ -121,10 +126,10 @@ def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
 CPU_LANES = (
     Lane("torch", None, peer="torch", form="float16"),
     Lane("fp16", "auto", form="float16"),
-    Lane("int8", "auto", form="int8"),
-    Lane("int4", "auto", form="int4"),
-    Lane("int8, no vector decoding", "four_rows", form="int8"),
-    Lane("int4, no vector decoding", "four_rows", form="int4"),
+    Lane("int8", "auto", form=INT8),
+    Lane("int4", "auto", form=INT4),
+    Lane("int8, no vector decoding", "four_rows", form=INT8),
+    Lane("int4, no vector decoding", "four_rows", form=INT4),
 )
 
 
@@ -166,9 +171,13 @@ def _codes_over_halves(rows: Rows, form: str) -> Judged:
         here = rows.where(experiment, backend="cuda", temperature="cold")
         here = Rows(row for row in here if int(row.case["n"]) >= LARGE)
         ratios = ratios or here.faster(ours, half)
-    words = f"{rules.spread(list(needed(ratios).values()))} times as fast as halves"
-    largest = list(ratios.values())[-1]
-    return Judged(min(ratios.values()) > 1, f"{words}; {largest:.2f} at the largest", largest)
+    every = list(needed(ratios).values())
+    words = f"{rules.spread(every)} times as fast as halves; {every[-1]:.2f} at the largest"
+    last = rows.where(backend="cuda", temperature="cold", n=SIZES[-1])
+    best, plain = (_row(last, f"{one}, {SWEPT}") for one in (form, "fp16"))
+    if best and plain:
+        words += f", {plain.us / best.us:.2f} by its own kernels, each at the best of the sweep"
+    return Judged(min(every) > 1, words, every[-1])
 
 
 @CLAIMS.rule("fp16-over-torch", TUNED, 1.0, ("warm",))
@@ -194,7 +203,8 @@ def _over_torch(rows: Rows, ours: str, bar: float, kept: tuple[str, ...]) -> Jud
                 shares = [formula_gbs(n, 16, us * 1e3) / read for us in times]
                 words += f" (ours at {shares[0]:.2f}, torch at {shares[1]:.2f} of the read ceiling)"
             short.append(words)
-    words = "; less: ".join([f"{rules.spread(needed(ratios))} times as fast as torch", *short])
+    words = f"{rules.spread(needed(ratios))} times as fast as torch"
+    words += f"; less: {'; '.join(short)}" if short else ""
     return Judged(not short, words, geomean(ratios))
 
 
@@ -237,7 +247,7 @@ def _best(rows: Rows, names: Collection[str]) -> dict[str, float]:
 def deviations() -> list[tuple[str, str, int, float, float]]:
     """Return device, column, n, printed and recomputed GB/s where they differ by over 1 %."""
     found = []
-    for device, data in document("003")["printed"].items():
+    for device, data in PRINTED.items():
         for column, printed in data["gbs"].items():
             times = data["runtime_ns"][column]
             for n, gbs, ns in zip(SIZES, printed, times, strict=True):
@@ -259,59 +269,56 @@ def _printed_bandwidths(rows: Rows) -> Judged:
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield, by size and kernel, the printed figures beside ours, warm and cold; then our CPU's."""
-    on_cpu = rows.where(EXPERIMENT, backend="cpu").timed()
-    sizes = {int(row.case["n"]) for row in on_cpu}
-    for backend, index, n in [
-        *(("cuda", index, n) for index, n in enumerate(SIZES)),
-        *(("cpu", index, n) for index, n in enumerate(SIZES) if n in sizes),
-    ]:
-        here = rows.where(backend=backend, n=n)
-        for name, column in (COLUMNS if backend == "cuda" else CPU_COLUMNS).items():
-            printed = [
-                c for device in ("P100", "RTX 3090") for c in _printed(device, column, index)
-            ]
-            ours = [
-                c for kept in ("warm", "cold") for c in _ours(here.where(temperature=kept), name)
-            ]
-            kernel = name if backend == "cuda" else f"{name}, on our CPU"
-            if any(ours) or any(printed):
-                yield (str(n), kernel, *printed, *ours, _launch(rows, name, n))
+    both = (("cuda", COLUMNS, ""), ("cpu", dict(zip(BITS, BITS, strict=True)), ", on our CPU"))
+    for (backend, columns, where), n in itertools.product(both, SIZES):
+        kept = [rows.where(backend=backend, n=n, temperature=one) for one in ("warm", "cold")]
+        for name, column in columns.items():
+            printed = [cell for device in PRINTED for cell in _printed(device, column, n)]
+            found = [_row(here, name) for here in kept]
+            ours = [cell for pair in zip(kept, found, strict=True) for cell in _ours(*pair)]
+            if any(found) or (backend == "cuda" and any(printed)):
+                ran = [row.params for row in found if row and "p" in row.params]
+                launch = f"{ran[0]['p']} x {ran[0]['rows']}" if ran else ""
+                yield (str(n), f"{name}{where}", *printed, *ours, launch)
 
 
-def _printed(device: str, column: str, index: int) -> tuple[str, ...]:
-    """Return us, GB/s (and what was printed where that differs), share of peak, x over torch."""
-    data = document("003")["printed"][device]
+def _row(here: Rows, name: str) -> StudyRow | None:
+    """Return our row at one size and temperature; of a sweep the fastest of a plain kernel."""
+    main, chosen = (here.where(one, name=name).timed() for one in (EXPERIMENT, CHOSEN))
+    some: Iterable[StudyRow] = main or chosen
+    form, _, what = name.partition(", ")
+    if what == SWEPT:
+        rung = {"fp16": "two_step"}.get(form, f"{form}_codes")
+        some = [row for row in here.where(SWEEP).timed() if row.params.get("rung") == rung]
+    return min(some, key=lambda row: row.us, default=None)
+
+
+def _cells(us: float, n: int, bits: int, peak: float | None, torch: float | None) -> list[str]:
+    """Return us, GB/s by the document's formula, share of peak, x over torch."""
+    rate = formula_gbs(n, bits, us * 1000)
+    return [f"{us:.2f}", f"{rate:.0f}", share(rate, peak), f"{torch / us:.2f}" if torch else ""]
+
+
+def _printed(device: str, column: str, n: int) -> list[str]:
+    """Return the cells of what a document printed, with its own GB/s where those differ."""
+    data, index = PRINTED[device], SIZES.index(n)
     times = data["runtime_ns"]
-    if not column or column not in times:
-        return ("",) * len(_EACH)
-    ns, n = times[column][index], SIZES[index]
-    rate = formula_gbs(n, BITS[column], ns)
-    gbs = f"{rate:.0f}"
-    for where, what, size, wrong, _ in deviations():
-        if (where, what, size) == (device, column, n):
-            gbs += f" ({wrong:.0f} printed)"
-    share = f"{100 * rate / data['peak_gbs']:.0f} %"
-    return f"{ns / 1000:.2f}", gbs, share, f"{times['torch'][index] / ns:.2f}"
+    if column not in times:
+        return [""] * len(_EACH)
+    us, torch = (times[name][index] / 1000 for name in (column, "torch"))
+    cells = _cells(us, n, BITS[column], data["peak_gbs"], torch)
+    wrong = [gbs for *where, gbs, _ in deviations() if where == [device, column, n]]
+    cells[1] += f" ({wrong[0]:.0f} printed)" if wrong else ""
+    return cells
 
 
-def _ours(here: Rows, name: str) -> tuple[str, ...]:
-    """Return us, GB/s by the document's formula, share of peak and x over torch of our row."""
-    row = next(iter(here.where(name=name).timed()), None)
+def _ours(here: Rows, row: StudyRow | None) -> list[str]:
+    """Return the cells of our row at one size and temperature."""
     if row is None:
-        return ("",) * len(_EACH)
-    rate = formula_gbs(int(row.case["n"]), BITS[name.split()[0].strip(",")], row.us * 1000)
-    peak = here.figure("datasheet_gbs")
-    share = f"{100 * rate / peak:.0f} %" if peak else ""
+        return [""] * len(_EACH)
     torch = here.where(EXPERIMENT, name="torch").us().get(case_key(row.case))
-    return f"{row.us:.2f}", f"{rate:.0f}", share, f"{torch / row.us:.2f}" if torch else ""
-
-
-def _launch(rows: Rows, name: str, n: int) -> str:
-    """Return threads a row and rows a block of our row."""
-    for row in rows.where(backend="cuda", name=name, n=n):
-        if "p" in row.params:
-            return f"{row.params['p']} x {row.params['rows']}"
-    return ""
+    bits = BITS[row.name.split()[0].strip(",")]
+    return _cells(row.us, int(row.case["n"]), bits, here.figure("datasheet_gbs"), torch)
 
 
 def _printed_lines(*forms: str) -> list[Line]:
@@ -324,7 +331,7 @@ def _printed_lines(*forms: str) -> list[Line]:
                 for n, ns in zip(SIZES, data["runtime_ns"][form], strict=True)
             ],
         )
-        for device, data in document("003")["printed"].items()
+        for device, data in PRINTED.items()
         for form in forms
         if form in data["runtime_ns"]
     ]
@@ -349,13 +356,13 @@ CHARTS = (
     chart("lines", "chosen", f"{_WHAT}: what is chosen for this device", CHOSEN,
           "x in fp16; codes with scales and zeros for groups of 128", "us of one product",
           each=["cold"], over="n", value="us", unit="us", log=True),
-    chart("ratio lines", "alternatives", "What was tried beside the plain kernels", EXPERIMENT,
+    chart("lines", "alternatives", "What was tried beside the plain kernels", EXPERIMENT,
           DTYPES, "times as fast as the plain form; above 1 it pays", each=("warm", "cold"),
-          over="n", pairs=ALTERNATIVES),
-    chart("ratio lines", "alike", "Sections of a row, and x in shared memory, like with like",
+          over="n", pairs=ALTERNATIVES, value="us", unit="times as fast"),
+    chart("lines", "alike", "Sections of a row, and x in shared memory, like with like",
           SWEEP, DTYPES, "times as fast as the plain form with as many threads, rows and values",
-          each=("warm", "cold"), over="n",
-          pairs=[*Y_PAIRS[-8:-4], *X_PAIRS[-2:]]),
+          each=("warm", "cold"), over="n", pairs=[*Y_PAIRS[-8:-4], *X_PAIRS[-2:]], value="us",
+          unit="times as fast"),
     *(
         chart("lines", f"shares-{file}", f"Bandwidth as a share of each device's peak, {file}",
               EXPERIMENT, DTYPES, "percent of each data sheet", each=["warm"], over="n",

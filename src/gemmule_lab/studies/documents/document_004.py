@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from gemmule_lab.studies.grid import Cell, Lane, Step, Study
 from gemmule_lab.studies.records import Rows
 from gemmule_lab.studies.rules import document
 
+_BOTH, DTYPE = ("warm", "cold"), "float32, matrix by columns"
 COLD_BYTES = 1 << 17  # of less, thousands of matrices fit into the L2 of a large GPU
 CPU_SHAPES = ((128, 128), (1024, 64), (1024, 1024), (4096, 512), (4096, 4096))
 HEIGHT_SHAPES = ((1024, 1024), (64, 8192), (4096, 4096), (1024, 16384), (16384, 16384))
@@ -39,64 +42,51 @@ TRANSPOSE, ZEROING = (
         (said.ZEROING_NAME, "block_multiply", ("zero_sums", "store_sums")),
     )
 )
-BEST = (Lane("gemmule's choice", "auto"), Lane("gemmule's choice transposed", "auto", flip=True))
-PEERS = (
-    Lane("torch", None, peer="torch"),
-    Lane("torch transposed", None, peer="torch", flip=True),
-)
 
 
+def _both(*lanes: Lane) -> Iterator[Lane]:
+    """Yield lanes, each followed by itself over the transpose."""
+    for lane in lanes:
+        yield from (lane, replace(lane, name=f"{lane.name} transposed", flip=True))
+
+
+CHOICE, NUMPY = Lane("gemmule's choice", "auto"), Lane("numpy", None, peer="numpy")
+OTHERS = tuple(_both(CHOICE, Lane("torch", None, peer="torch")))
+CPU_LANES = tuple(_both(Lane("scalar loop", "scalar_loop"), CHOICE, NUMPY))
 FIVE_LANES = tuple(
     replace(lane, name=f"{lane.name} #{matrix}", matrix=matrix)
     for matrix in range(1, said.MATRICES + 1)
     for lane in (*NAIVE_LANES, *(_lane(a, said.ITS_WIDTH) for a in said.ALGORITHMS))
 )
-CPU_LANES = (
-    Lane("scalar loop", "scalar_loop"),
-    Lane("scalar loop transposed", "scalar_loop", flip=True),
-    *BEST,
-    Lane("numpy", None, peer="numpy"),
-    Lane("numpy transposed", None, peer="numpy", flip=True),
-)
-
-
 HEIGHT_LANES = tuple(
-    Lane(
-        f"{algorithm} {height} x {width}",
-        algorithm,
-        {"height": height, "width": width},
-        flip=algorithm != "block_multiply",
-    )
-    for algorithm in said.ALGORITHMS
-    for height in said.HEIGHTS
-    for width in said.WIDTHS
+    replace(_lane(name, said.ITS_WIDTH), name=f"{name} {height} x {width}", preset="",
+            params={"height": height, "width": width})
+    for name, height, width in itertools.product(said.ALGORITHMS, said.HEIGHTS, said.WIDTHS)
     if width <= height
-)
+)  # fmt: skip
+
+
+def _cell(experiment: str, m: int, n: int, lanes: tuple[Lane, ...], kept: str = "warm") -> Cell:
+    """Return a cell over a column-major matrix of uniform numbers, as in the document."""
+    look: dict[str, Any] = {"layout": "col", "uniform": True}
+    return Cell(experiment, "matvec", m, n, lanes, kept, **look)
 
 
 def steps(backend: str, full: bool) -> Iterable[Step]:
-    """Return the grid: heights and widths of blocks, naive kernels, and runs on five matrices.
-
-    Numbers are uniform, as in the document.
-    """
+    """Return the grid: heights and widths of blocks, naive kernels, and runs on five matrices."""
     if backend == "cpu":
-        for n, m in CPU_SHAPES:
-            for temperature in ("warm", "cold"):
-                yield Cell("cpu", "matvec", m, n, CPU_LANES, temperature, layout="col")
+        for (n, m), kept in itertools.product(CPU_SHAPES, _BOTH):
+            yield _cell("cpu", m, n, CPU_LANES, kept)
         return
     for m in (1 << 7, 1 << 14):
-        yield Cell(said.FIXED, "matvec", m, 128, (ZEROING,), "warm", layout="col", case={"m": m})
+        yield replace(_cell(said.FIXED, m, 128, (ZEROING,)), case={"m": m})
     for m, n in HEIGHT_SHAPES:
-        yield Cell(
-            said.HEIGHT_RUNS, "matvec", m, n, HEIGHT_LANES, "warm", layout="col", uniform=True
-        )
+        yield _cell(said.HEIGHT_RUNS, m, n, HEIGHT_LANES)
+    lanes = (*NAIVE_LANES, *WIDTH_LANES, TRANSPOSE, *OTHERS)
     for m, n in said.shapes(full):
-        lanes = (*NAIVE_LANES, *WIDTH_LANES, TRANSPOSE, *BEST, *PEERS)
-        for temperature in ("warm", "cold") if 4 * m * n >= COLD_BYTES else ("warm",):
-            yield Cell(
-                said.WIDTH_RUNS, "matvec", m, n, lanes, temperature, layout="col", uniform=True
-            )
-        yield Cell(said.FIVE, "matvec", m, n, FIVE_LANES, "warm", layout="col", uniform=True)
+        for kept in _BOTH if 4 * m * n >= COLD_BYTES else _BOTH[:1]:
+            yield _cell(said.WIDTH_RUNS, m, n, lanes, kept)
+        yield _cell(said.FIVE, m, n, FIVE_LANES)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
@@ -142,16 +132,15 @@ _ACROSS = {
         "torch transposed",
     ),
 }  # fmt: skip
-_BOTH, DTYPE = ("warm", "cold"), "float32, matrix by columns"
 _PRINTED = [
     Line(f"{name}, printed", [(w, 1e3 * ms) for w, ms in zip(said.WIDTHS, table, strict=True)])
     for name, table in document("004")["printed"]["width_ms"].items()
 ]
 _US = {"value": "us", "unit": "us"}
 CHARTS = (
-    chart("gains", "wins", f"Where width {said.ITS_WIDTH} beats the naive kernels, {{won}} cases",
+    chart("maps", "wins", f"Where width {said.ITS_WIDTH} beats the naive kernels, {{won}} cases",
           said.WIDTH_RUNS, DTYPE, "times as fast: naive for A x, naive transposed for A^T x",
-          each=_BOTH, axes=("rows of A", "columns of A"),
+          each=_BOTH, axes=("rows of A", "columns of A"), value="us",
           pairs=[(f"{name} {said.ITS_WIDTH}", said.NAIVE[name]) for name in said.ALGORITHMS]),
     chart("bars", "parallelism", "The next question: shared memory, or more threads a row",
           "ladder", "float32, matrix by columns", "us", at={"order": "columns"},

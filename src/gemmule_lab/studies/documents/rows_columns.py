@@ -1,76 +1,87 @@
-"""What the studies of documents 000 and 002 share: a grid of rows and columns, and its table."""
+"""What the studies of documents 000 and 002 share: a grid of rows and columns, and its charts."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
-from gemmule_lab.profile.single_launch import counting
-from gemmule_lab.studies.grid import Cell, Lane, Step
+from gemmule.core.registry import ladder
+from gemmule_lab.harness.products import FLOATS
+from gemmule_lab.studies.charted import Spec, busy, chart
+from gemmule_lab.studies.grid import Cell, Lane
 from gemmule_lab.studies.records import Rows
 
 EXPERIMENT, BY_TYPE = "rows x columns", "dtypes"
 CHOICE = Lane("gemmule's choice", "auto")
 BOTH = ("warm", "cold")
 
-Shapes = Sequence[tuple[int, int]]
+
+def every(sizes: Iterable[int], less: Iterable[int] = ()) -> list[tuple[int, int]]:
+    """Return every pair of sizes, as rows and columns; less: but for those of these alone."""
+    known, without = list(sizes), {*less}
+    return [(m, n) for m in known for n in known if not {m, n} <= without]
 
 
-def every(sizes: Iterable[int]) -> Shapes:
-    """Return every pair of sizes, as rows and columns."""
-    known = list(sizes)
-    return [(rows, columns) for rows in known for columns in known]
+def every_rung(op: str, backend: str, without: tuple[str, ...] = ()) -> tuple[Lane, ...]:
+    """Return every rung of a ladder at its defaults, less what begins with a name, and a peer."""
+    peer = "torch" if backend == "cuda" else "numpy"
+    names = dict.fromkeys(rung.name for rung in ladder(op, backend))
+    lanes = [Lane(name, name) for name in names if not name.startswith(without)]
+    return (*lanes, Lane(peer, None, peer=peer))
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """What one of the two studies measures.
+def few_of(lanes: Iterable[Lane], kernels: Sequence[str]) -> tuple[Lane, ...]:
+    """Return the lanes of the document's kernels and of peers, and our choice."""
+    return (*(one for one in lanes if one.name in kernels or one.rung is None), CHOICE)
 
-    kernels: the document's, the basic one first. lanes(backend): every implementation. usual:
-    shapes by back end; between: those that a full run has besides. counted: the launch whose
-    counters are read, of these lanes.
-    """
 
-    op: str
-    kernels: tuple[str, ...]
-    lanes: Callable[[str], tuple[Lane, ...]]
-    usual: Mapping[str, Shapes]
-    between: Mapping[str, Shapes]
-    temperatures: Mapping[str, Sequence[str]]
-    types: tuple[str, ...]
-    type_size: int
-    type_temperatures: Sequence[str]
-    counted: Mapping[str, int]
-    counted_lanes: tuple[Lane, ...]
+def cells(
+    op: str, shapes: Iterable[tuple[int, int]], lanes: tuple[Lane, ...], temperatures: Sequence[str]
+) -> Iterator[Cell]:
+    """Yield lanes over rows and columns; a matmul's second operand is as wide as the first high."""
+    for (m, n), temperature in itertools.product(shapes, temperatures):
+        yield Cell(EXPERIMENT, op, m, n, lanes, temperature, m * (op == "matmul"))
 
-    def steps(self, backend: str, full: bool) -> Iterator[Step]:
-        """Yield every implementation over rows and columns; on a GPU the document's by dtype, too.
 
-        A full run on a GPU has the sizes in between for these, our choice and the peer.
-        """
-        whole = self.lanes(backend)
-        few = whole
-        if backend == "cuda":
-            peers = [lane for lane in whole if lane.rung is None]
-            few = (*(Lane(name, name) for name in self.kernels), CHOICE, *peers)
-        shapes = [(shape, whole) for shape in self.usual[backend]]
-        shapes += [(shape, few) for shape in self.between[backend] if full]
-        for ((m, n), lanes), temperature in itertools.product(shapes, self.temperatures[backend]):
-            yield Cell(EXPERIMENT, self.op, m, n, lanes, temperature, m * (self.op == "matmul"))
-        if backend != "cuda":
-            return
-        for form, temperature in itertools.product(self.types, self.type_temperatures):
-            lanes = tuple(Lane(name, name, form=form) for name in self.kernels)
-            n = self.type_size
-            whole_case = Cell(BY_TYPE, self.op, n, n, lanes, temperature, n * (self.op == "matmul"))
-            yield replace(whole_case, case={**whole_case.filed, "dtype": form})
-        yield counting(self.op, self.counted_lanes, dict(self.counted))
+def by_type(
+    op: str, n: int, kernels: Sequence[str], types: Sequence[str], temperatures: Sequence[str]
+) -> Iterator[Cell]:
+    """Yield the document's kernels by dtype, over n x n matrices."""
+    for name, temperature in itertools.product(types, temperatures):
+        form = name if name in FLOATS else f"plain {name}"
+        lanes = tuple(Lane(kernel, kernel, form=form) for kernel in kernels)
+        whole = Cell(BY_TYPE, op, n, n, lanes, temperature, n * (op == "matmul"))
+        yield replace(whole, case={**whole.filed, "dtype": name})
 
-    def largest_squares(self, rows: Rows) -> Iterator[tuple[str, int, Rows]]:
-        """Yield, for each back end, the size of the largest square on file and its timed rows."""
-        for backend in ("cuda", "cpu"):
-            here = rows.where(EXPERIMENT, backend=backend).timed()
-            sizes = [int(row.case["m"]) for row in here if row.case["m"] == row.case["n"]]
-            if sizes:
-                yield backend, max(sizes), here.where(m=max(sizes), n=max(sizes))
+
+def largest_squares(rows: Rows) -> Iterator[tuple[str, int, Rows]]:
+    """Yield, for each back end, the size of the largest square on file and its timed rows."""
+    for backend in ("cuda", "cpu"):
+        here = rows.where(EXPERIMENT, backend=backend).timed()
+        sizes = [int(row.case["m"]) for row in here if row.case["m"] == row.case["n"]]
+        if sizes:
+            yield backend, max(sizes), here.where(m=max(sizes), n=max(sizes))
+
+
+def charts(
+    what: str, kernels: Sequence[str], value: str, unit: str, limit: str, shape: str,
+    by_type: str, counted: str, axes: tuple[str, str],
+) -> Iterator[Spec]:  # fmt: skip
+    """Yield what is drawn of both: gain, use, rates, dtypes, and what is busy."""
+    rate: dict[str, Any] = {"value": value, "unit": unit}
+    yield chart("maps", "gain", f"{what}: tiles are {{means}} times as fast as the basic kernel",
+                EXPERIMENT, "float32", shape, each=("cold", "warm"), value="us", axes=axes,
+                pairs=[(tile, kernels[0]) for tile in kernels[1:]])  # fmt: skip
+    yield chart("maps", "use", f"{what}: use of the memory's bandwidth, the document's kernels",
+                EXPERIMENT, "float32", "percent of the data sheet's bandwidth", shape,
+                each=["warm"], names=kernels, value="use", unit="%", axes=axes)  # fmt: skip
+    yield chart("lines", "over-rows", f"{what}: {unit} over the rows, the most columns", EXPERIMENT,
+                "float32", unit, shape, each=["cold"], at={"n": "most"}, over="m", axis=axes[0],
+                limit=limit, first=kernels, **rate)  # fmt: skip
+    yield chart("maps", "rates", f"{what}: {unit} by rows and columns", EXPERIMENT, "float32",
+                f"{unit} in each cell", shape, each=BOTH, axes=axes, **rate)  # fmt: skip
+    yield chart("bars", "dtypes", f"{what}: {unit} by dtype", BY_TYPE, "{dtypes}", by_type, unit,
+                label="{dtype}, {name}", **rate)  # fmt: skip
+    yield busy(f"{what}: what the kernels keep busy", counted)

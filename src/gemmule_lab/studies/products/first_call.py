@@ -6,73 +6,68 @@ it would have imported the package before the clock starts.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gemmule_lab.studies.grid import Measured
+    from gemmule_lab.studies.grid import Bench, Case, Found, Names
 
 SECONDS = 120
+PARTS = ("import of gemmule", "context", "first cudaMalloc", "compile", "load", "first launch")
 
 
-def first_call(rung: str, n: int) -> Measured:
-    """Return what the first product of a new process takes, part by part, in microseconds."""
+def first_call(bench: Bench, names: Names, case: Case) -> Found:
+    """Return what each rung's first product in a new process takes, by part, in microseconds."""
     from gemmule_lab.processes import environment_of_child
     from gemmule_lab.studies.grid import Measured
 
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", __file__, rung, str(n)],
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-                check=False,
-                env=environment_of_child(GEMMULE_CACHE=cache),
-            )
-        except subprocess.TimeoutExpired:
-            return Measured(note=f"the first call did not return within {SECONDS} s")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return Measured(note=f"the child process failed: {last}"[:300])
-    figures = json.loads(done.stdout.splitlines()[-1])
-    return Measured(figures={str(k): float(v) for k, v in figures.items()})
+    found = {}
+    for name in names:
+        command = [sys.executable, "-P", __file__, name, str(case["n"])]
+        with tempfile.TemporaryDirectory() as cache:
+            given: dict[str, Any] = {"env": environment_of_child(GEMMULE_CACHE=cache)}
+            given |= {"timeout": SECONDS, "capture_output": True, "text": True}
+            try:
+                done = subprocess.run(command, check=True, **given)
+                found[name] = Measured(figures=json.loads(done.stdout.splitlines()[-1]))
+            except subprocess.SubprocessError as error:
+                last = (str(getattr(error, "stderr", "") or error).strip().splitlines())[-1]
+                found[name] = Measured(note=f"the child process failed: {last}"[:300])
+    return found
 
 
 def main(rung: str, n: int) -> None:
     """Time the parts of this process's first product and print them as JSON."""
-    parts: dict[str, float] = {}
+    marks = [time.perf_counter()]
 
-    @contextmanager
-    def part(name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        parts[name] = (time.perf_counter() - start) * 1e6
+    def end() -> None:
+        marks.append(time.perf_counter())
 
-    with part("import of gemmule us"):
-        import gemmule as gm
-        from gemmule.backends.cuda import driver
-        from gemmule.backends.cuda import launch as cuda_launch
-        from gemmule.backends.cuda.device_array import DeviceArray
-    with part("context us"):
-        driver.synchronize(0)
-    with part("first cudaMalloc us"):
-        arrays = [DeviceArray.empty((n, n), "float32") for _ in "ABC"]
-    with part("compile us"):
-        plan = gm.plan("matmul", arrays[0], arrays[1], rung=rung)
-        launcher = cuda_launch.Launcher(plan.choice)
-    with part("load us"):
-        launcher.load(0)
-    with part("first launch us"):
-        plan(arrays[0], arrays[1], out=arrays[2])
-        driver.synchronize(0)
-    print(json.dumps(parts))
+    import gemmule as gm
+    from gemmule.backends.cuda import driver
+    from gemmule.backends.cuda import launch as cuda_launch
+    from gemmule.backends.cuda.device_array import DeviceArray
+
+    end()
+    driver.synchronize(0)
+    end()
+    a, b, out = (DeviceArray.empty((n, n), "float32") for _ in "ABC")
+    end()
+    plan = gm.plan("matmul", a, b, rung=rung)
+    launcher = cuda_launch.Launcher(plan.choice)
+    end()
+    launcher.load(0)
+    end()
+    plan(a, b, out=out)
+    driver.synchronize(0)
+    end()
+    took = (1e6 * (after - before) for before, after in itertools.pairwise(marks))
+    print(json.dumps(dict(zip((f"{part} us" for part in PARTS), took, strict=True))))
 
 
 if __name__ == "__main__":

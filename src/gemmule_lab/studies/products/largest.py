@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import ExitStack
 
@@ -12,14 +13,14 @@ from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.errors import DeviceError
 from gemmule_lab.ceilings.device import filled
+from gemmule_lab.harness.device_operands import judged
+from gemmule_lab.harness.operands import OperandSet
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.studies.documents.claims_001 import REFUSED
 from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
 from gemmule_lab.studies.products.passes import CUBLAS, Way, gpu_way
-from gemmule_lab.studies.products.totals import judge_part, ordinal_of
 
 STEP = 1000
-EDGE, COLUMNS = 4, 16
 FITS, WHOLE = "a thousand columns", "the whole product"
 
 
@@ -29,54 +30,48 @@ def largest(bench: Bench, names: Names, case: Case) -> Found:
     Of the largest, a thousand columns are computed (all three matrices lie on the device); the
     whole product only where it is asked for. The next size goes the way of all others.
     """
-    ordinal = ordinal_of(bench)
-    bench.release()
-    free_bytes, _ = driver.memory_bytes(ordinal)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what it keeps from the products before
+    free_bytes, _ = driver.memory_bytes(bench.ordinal)
     n = int((free_bytes / 12) ** 0.5) // STEP * STEP
     found: dict[str, Measured] = {}
     while n > 0 and not found:
         try:
-            found = _products(n, names, ordinal)
+            found = _products(n, names, bench.ordinal)
         except DeviceError as error:
             if error.restart:
                 raise
             n -= STEP
     if REFUSED in names:
-        why = refusal(n + STEP, ordinal)
+        why = refusal(n + STEP, bench.ordinal)
         figures = {"largest n": float(n), "next n refused": float(why is not None)}
         found[REFUSED] = Measured(figures=figures, note=why or "")
     return found
 
 
 def _products(n: int, names: Names, ordinal: int) -> dict[str, Measured]:
-    blocks = [filled(n * n, "float32", ordinal, seed) for seed in (1, 2)]
-    a, b = (DeviceArray(x.pointer, (n, n), (n, 1), "float32", ordinal, x) for x in blocks)
-    c = DeviceArray.empty((n, n), "float32", ordinal)
+    """Return the named products, a few columns of each judged; B and C lie by columns."""
+    a, b = (filled(n * n, "float32", ordinal, seed) for seed in (1, 2))
+    c = DeviceArray.empty((n * n,), "float32", ordinal)
+
+    def by_columns(block: DeviceArray, count: int) -> DeviceArray:
+        return DeviceArray(block.pointer, (n, count), (1, n), "float32", ordinal, block)
+
+    left = DeviceArray(a.pointer, (n, n), (n, 1), "float32", ordinal, a)
     found = {}
     for name, columns in ((FITS, STEP), (WHOLE, n)):
-        if name in names:  # B and C lie by columns
-            found[name] = _timed(a, _columns(b.T, columns), _columns(c.T, columns))
+        if name in names:
+            right, out = (by_columns(block, columns) for block in (b, c))
+            plan = gm.plan("matmul", left, right)
+            start = time.perf_counter()
+            plan(left, right, out=out)
+            driver.synchronize(ordinal)
+            us = (time.perf_counter() - start) * 1e6
+            judged("matmul", OperandSet(left, by_columns(b, STEP), by_columns(c, STEP)), plan)
+            figures = {"n": float(n), "gflops": 2e-3 * n * n * columns / us}
+            found[name] = Measured(times_of_us([us]), figures)
     return found
-
-
-def _columns(matrix: DeviceArray, count: int) -> DeviceArray:
-    """Return the first columns of a matrix that lies by columns."""
-    rows = matrix.shape[0]
-    return DeviceArray(matrix.pointer, (rows, count), (1, rows), "float32", matrix.ordinal, matrix)
-
-
-def _timed(a: DeviceArray, b: DeviceArray, c: DeviceArray) -> Measured:
-    start = time.perf_counter()
-    gm.matmul(a, b, out=c)
-    driver.synchronize(c.ordinal)
-    us = (time.perf_counter() - start) * 1e6
-    n, columns = c.shape
-    right, result = (_columns(one, min(COLUMNS, columns)).to_host() for one in (b, c))
-    for first in (0, n - EDGE):
-        at = a.pointer + 4 * first * n
-        rows = DeviceArray(at, (EDGE, n), (n, 1), "float32", a.ordinal, a).to_host()
-        judge_part(rows, right, result[first : first + EDGE], n)
-    return Measured(times_of_us([us]), {"n": float(n), "gflops": 2e-3 * n * n * columns / us})
 
 
 def refusal(n: int, ordinal: int) -> str | None:

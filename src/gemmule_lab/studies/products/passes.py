@@ -11,6 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import Problem
 from gemmule_lab.bench.host_to_host import Launch, Pass, pinned_copy
+from gemmule_lab.harness import bench
 from gemmule_lab.peers import eigen, registry
 from gemmule_lab.peers.peer import Peer
 
@@ -127,26 +129,14 @@ def in_turns(
     What takes up to 10 ms runs `repeats` times, the rest three times, all after a first run, which
     is the first of the list and counts only where it is slow. firsts: those first runs, by name.
     """
-    found: dict[str, list[Parts]] = {way.name: [firsts[way.name]] for way in ways}
-    wanted = {}
-    for way in ways:
-        us = sum(firsts[way.name].values())
-        most = FEW_REPEATS - 1 if us > SLOW_US else FEW_REPEATS if us > SHORT_US else repeats
-        wanted[way.name] = min(repeats, most)
-    rng = np.random.default_rng(seed)
-    for turn in range(1, max(wanted.values(), default=0) + 1):
-        present = [way for way in ways if turn <= wanted[way.name]]
-        for index in rng.permutation(len(present)):
-            found[present[index].name].append(present[index].run())
+    found = {way.name: [firsts[way.name]] for way in ways}
+    for rounds, most in ((FEW_REPEATS - 1, inf), (1, SLOW_US), (repeats - FEW_REPEATS, SHORT_US)):
+        here = {way.name: way.run for way in ways if sum(firsts[way.name].values()) <= most}
+        for name, runs in bench.in_turns(here, min(rounds, repeats), seed + rounds).items():
+            found[name] += runs
     return found
 
 
 def counted(runs: Sequence[Parts]) -> Sequence[Parts]:
     """Return the runs that count: not the first, unless it is slow or alone."""
     return runs if sum(runs[0].values()) > SLOW_US or len(runs) == 1 else runs[1:]
-
-
-def grouped(names: Sequence[str]) -> list[list[str]]:
-    """Return which implementations take turns: NumPy's pool of threads would disturb Eigen's."""
-    apart = [name for name in names if name == NUMPY]
-    return [group for group in ([n for n in names if n not in apart], apart) if group]

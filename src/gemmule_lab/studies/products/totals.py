@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,62 +11,35 @@ import numpy as np
 
 import gemmule as gm
 from gemmule.errors import DeviceError
+from gemmule_lab.harness.operands import drawn
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
-from gemmule_lab.studies.harness import REST_S
 from gemmule_lab.studies.products import passes as by
 from gemmule_lab.studies.products.passes import Parts, Way, gpu_way, host_way
 from gemmule_lab.verify import check
 
 JUDGED_ROWS, JUDGED_COLUMNS, WHOLE = 8, 48, 128
-PERIOD = 16_777_213
-APART = 1_000_003  # B's numbers begin that much later than A's
 LARGEST_PROOF = 1024
+# Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and ours on
+# 2 cores, November 2026).
+REST_S = 0.15
 
 Array = Any
 
 
-def ordinal_of(bench: Bench) -> int:
-    """Return the number of a bench's GPU."""
-    return int(getattr(bench, "ordinal", 0))
+def operands(n: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Return random A and B, n x n, and a C that nothing was written to."""
+    a, b = (drawn((n, n), rng) for _ in "AB")
+    return a, b, np.full((n, n), np.nan, np.float32)
 
 
-class Numbers:
-    """Operands of any size as views of one block of normal numbers, and memory for a result.
-
-    The numbers repeat with a period that no row divides.
-    """
-
-    def __init__(self) -> None:
-        self._block = np.random.default_rng(1).standard_normal(PERIOD, np.float32)
-        self._result = np.empty(0, np.float32)
-
-    def operands(self, n: int) -> tuple[Array, Array, Array]:
-        """Return A, B and C, n x n; C lies where the last one lay."""
-        if self._block.size < n * n + APART:
-            self._block = np.resize(self._block[:PERIOD], n * n + APART)
-        if self._result.size < n * n:
-            self._result = np.empty(n * n, np.float32)
-        a, b = (self._block[start : start + n * n].reshape(n, n) for start in (0, APART))
-        return a, b, self._result[: n * n].reshape(n, n)
-
-
-numbers = functools.cache(Numbers)  # this process's operands, made at the first call
-
-
-def ways(
-    names: Sequence[str], hosts: Sequence[Array], bench: Bench, stack: ExitStack
-) -> dict[str, Way | str]:
-    """Return each named implementation over host matrices, or why it is not here."""
-    found: dict[str, Way | str] = {}
-    for name in names:
-        if name in by.HOST_NAMES:
-            found[name] = host_way(name, *hosts)
-        elif bench.backend == "cuda":
-            found[name] = gpu_way(name, hosts, ordinal_of(bench), stack)
-        else:
-            found[name] = "it needs a GPU"
-    return found
+def way_of(name: str, hosts: Sequence[Array], bench: Bench, stack: ExitStack) -> Way | str:
+    """Return an implementation over host matrices, or why it is not here."""
+    if name in by.HOST_NAMES:
+        return host_way(name, *hosts)
+    if bench.backend == "cuda":
+        return gpu_way(name, hosts, bench.ordinal, stack)
+    return "it needs a GPU"
 
 
 def proof(bench: Bench, names: Names, case: Case) -> Found:
@@ -94,16 +66,16 @@ def _results(
     n: int, names: Sequence[str], bench: Bench, rng: np.random.Generator
 ) -> tuple[list[Array], dict[str, str]]:
     """Return the judged products of random matrices, and why others are not here."""
-    a, b = (rng.standard_normal((n, n), np.float32) for _ in "AB")
+    a, b, _ = operands(n, rng)
     results, absent = [], {}
     with ExitStack() as stack:
         for name in names:
-            one = ways((name,), (a, b, np.full((n, n), np.nan, np.float32)), bench, stack)[name]
+            one = way_of(name, (a, b, np.full_like(a, np.nan)), bench, stack)
             if isinstance(one, str):
                 absent[name] = one
             else:
                 one.run()
-                results.append(_judged(one, a, b).copy())
+                results.append(judge(a, b, one.result, name).copy())
     return results, absent
 
 
@@ -122,25 +94,26 @@ def warm_up(bench: Bench, names: Names, case: Case) -> Found:
 
 
 def totals(bench: Bench, names: Names, case: Case, repeats: int = by.REPEATS) -> Found:
-    """Return the times of products of n x n, on the CPU and on the GPU in turns."""
+    """Return the times of products of n x n, on the CPU and on the GPU in turns.
+
+    NumPy's pool of threads would disturb Eigen's, so it has no turn among the others.
+    """
     n, found = int(case["n"]), dict[str, Measured]()
-    a, b, c = numbers().operands(n)
-    for group in by.grouped(names):
-        rest = REST_S if by.NUMPY in group else 0.0  # until no pool of threads spins any more
-        time.sleep(rest)
+    hosts = operands(n, np.random.default_rng(1))
+    for group in ([x for x in names if x != by.NUMPY], [x for x in names if x == by.NUMPY]):
+        present, firsts = list[Way](), dict[str, Parts]()
         with ExitStack() as stack:
-            firsts: dict[str, Parts] = {}
-            made = ways(group, (a, b, c), bench, stack)
-            for name, way in made.items():
-                first = way if isinstance(way, str) else _first(way, a, b)
-                if isinstance(first, str):
-                    found[name] = Measured(note=first)
+            for name in group:
+                way = way_of(name, hosts, bench, stack)
+                first = way if isinstance(way, str) else _first(way, *hosts[:2])
+                if isinstance(way, str) or isinstance(first, str):
+                    found[name] = Measured(note=str(first))
                 else:
                     firsts[name] = first
-            present = [way for way in made.values() if isinstance(way, Way) and way.name in firsts]
+                    present.append(way)
             runs = by.in_turns(present, firsts, n, repeats)
         found |= {name: _measured(name, n, parts) for name, parts in runs.items()}
-        time.sleep(rest)
+        time.sleep(REST_S if by.NUMPY in names else 0.0)
     return found
 
 
@@ -153,7 +126,7 @@ def _first(way: Way, a: Array, b: Array) -> Parts | str:
         if error.restart:
             raise
         return str(error)
-    _judged(way, a, b)
+    judge(a, b, way.result, way.name)
     return parts
 
 
@@ -168,31 +141,20 @@ def _measured(name: str, n: int, runs: Sequence[Parts]) -> Measured:
     return Measured(times, {**figures, "gflops": 2e-3 * n**3 / times.median}, params=params)
 
 
-def _judged(way: Way, a: Array, b: Array) -> Array:
-    try:
-        judge(a, b, way.result)
-    except ArithmeticError as error:
-        raise ArithmeticError(f"{way.name}: {error}") from None
-    return way.result
+def judge(a: Array, b: Array, c: Array, name: str = "") -> Array:
+    """Hold a small product, or rows and columns of a large one, against the oracle; return it.
 
-
-def judge(a: Array, b: Array, c: Array) -> None:
-    """Hold a small product, or rows and columns of a large one, against the oracle.
-
-    The first and last of both are among them. ArithmeticError if an element is wrong.
+    The first and last of both are among them. ArithmeticError, with the name, if one is wrong.
     """
     n, sampled = len(a), []
     for most in (JUDGED_ROWS, JUDGED_COLUMNS):
         spread = np.linspace(0, n - 1, most, dtype=int).tolist()
         sampled.append(list(range(n)) if n <= WHOLE else sorted({0, 1, n - 2, n - 1, *spread}))
     rows, columns = sampled
-    judge_part(a[rows], b[:, columns], c[rows][:, columns], n)
-
-
-def judge_part(left: Array, right: Array, result: Array, n: int) -> None:
-    """Hold rows of A times columns of B against the oracle; ArithmeticError if wrong."""
-    left, right, result = (np.ascontiguousarray(part) for part in (left, right, result))
+    parts = (a[rows], b[:, columns], c[rows][:, columns])
+    left, right, result = (np.ascontiguousarray(part) for part in parts)
     plan = gm.plan("matmul", left, right, rung="triple_loop")
     verdict = check.judge("matmul", left, right, result, check.Rounding.of(plan))
     if not verdict.ok:
-        raise ArithmeticError(f"a product of {n} x {n}: {verdict.text}")
+        raise ArithmeticError(f"{name}: a product of {n} x {n}: {verdict.text}")
+    return c
