@@ -43,6 +43,7 @@ from checkout import ROOT
 
 FAULTS = tomllib.loads((ROOT / "tests" / "mutants" / "faults.toml").read_text(encoding="utf-8"))
 EQUIVALENT = {one["fault"]: one["reason"] for one in FAULTS.get("equivalent", ())}
+SOURCES = ROOT / "src", ROOT / "tools"  # where modules are named from
 LIMIT_S, SOUND_LIMIT_S = 240, 600  # of the tests of a fault, and of sound sources
 # What nobody imports, as it is found by its name, and the tests that go through all of it.
 BY_NAME = {
@@ -311,7 +312,7 @@ def _named(path: str) -> list[str]:
 def importing(path: str) -> list[str]:
     """Return the files of tests that import a module; else those that import what imports it."""
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
-    sources = sorted((ROOT / "src").rglob("*.py"))
+    sources = sorted(one for folder in SOURCES for one in folder.rglob("*.py"))
     wanted, seen = {_module(ROOT / path)}, set[str]()
     while wanted:
         found = [one for one in tests if _imported(one) & wanted]
@@ -329,7 +330,8 @@ def importing(path: str) -> list[str]:
 
 def _module(source: Path) -> str:
     named = source.with_suffix("") if source.suffix == ".py" else source
-    return ".".join(named.relative_to(ROOT / "src").parts).removesuffix(".__init__")
+    (folder,) = (one for one in SOURCES if source.is_relative_to(one))
+    return ".".join(named.relative_to(folder).parts).removesuffix(".__init__")
 
 
 @functools.cache

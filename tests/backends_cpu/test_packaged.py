@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+import native_wheel
 from checkout import SOURCE
 from gemmule.backends.cpu import features, jit, jit_cache, packaged
 from gemmule.backends.cpu.jit import kernel, unavailable
@@ -159,3 +162,41 @@ def test_warming_computes_each_kind_of_product(
     assert run(["warm", "--device", "gpu"]) == 2
     with pytest.raises(ValueError, match="int9 cannot be warmed"):
         next(warming.warm(("int9",)))
+
+
+def test_the_tool_replaces_only_what_is_there() -> None:
+    """In a wheel whose names have moved it would build for the machine at hand, and say nothing."""
+    with pytest.raises(SystemExit, match="jit_cache has no nothing"):
+        native_wheel._set(jit_cache, "nothing", None)
+
+
+def test_the_wheel_of_a_platform_is_the_other_with_tags_and_a_record_of_its_own(
+    tmp_path: Path,
+) -> None:
+    files = {"gemmule/a.py": b"1\n", "gemmule/backends/cpu/objects/x": b"\0\1"}
+    about = "gemmule-1.dist-info"
+    told = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    for name, content in {**files, f"{about}/WHEEL": told, f"{about}/RECORD": b"old"}.items():
+        path = tmp_path / "package" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    made = [
+        native_wheel._zipped(tmp_path / "package", tmp_path / f"{turn}.whl").read_bytes()
+        for turn in "ab"
+    ]
+    assert made[0] == made[1]
+    with zipfile.ZipFile(tmp_path / "a.whl") as wheel:
+        assert {name: wheel.read(name) for name in files} == files
+        words = wheel.read(f"{about}/WHEEL").decode().splitlines()
+        rows = [line.split(",") for line in wheel.read(f"{about}/RECORD").decode().splitlines()]
+        assert {name for name, *_ in rows} == set(wheel.namelist())
+        for name, digest, size in rows:
+            content = wheel.read(name)
+            wanted = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            own = name == f"{about}/RECORD"
+            assert (digest, size) == (("", "") if own else (f"sha256={wanted}", str(len(content))))
+    assert "Root-Is-Purelib: false" in words
+    platforms = native_wheel.TAG.removeprefix("py3-none-").split(".")
+    assert [word for word in words if word.startswith("Tag")] == [
+        f"Tag: py3-none-{one}" for one in platforms
+    ]

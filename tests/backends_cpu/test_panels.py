@@ -16,7 +16,7 @@ import pytest
 
 import gemmule as gm
 from children import printed
-from gemmule.backends.cpu import panels
+from gemmule.backends.cpu import jit, panels
 from gemmule.core import memory, registry
 from gemmule.core.caches import forget_plans
 from products import shortening
@@ -151,6 +151,21 @@ def test_pieces_have_the_bits_of_the_whole(rung: Any, request: pytest.FixtureReq
             assert pieces[0] == 64
 
 
+@pytest.mark.skipif(jit.unavailable() is not None, reason=str(jit.unavailable()))
+@pytest.mark.parametrize("rung", ["packed", "packed_threads"])
+def test_packed_operands_of_a_long_product_are_read_packed(in_pieces: list[int], rung: str) -> None:
+    rng = np.random.default_rng(4)
+    A, B = rng.standard_normal((500, 280), "f4"), rng.standard_normal((280, 40), "f4")
+    whole = gm.matmul(A, B, rung=rung)
+    left, right = gm.prepare(A, side="left", rung=rung), gm.prepare(B, rung=rung)
+    assert left.rungs == right.rungs == (rung,)
+    for pair in ((A, right), (left, B), (left, right)):
+        in_pieces.clear()
+        for _ in "twice":  # the second call takes the fast path
+            np.testing.assert_array_equal(gm.matmul(*pair, rung=rung), whole)
+        assert not in_pieces
+
+
 def test_an_interrupt_is_heard_between_pieces(
     in_pieces: list[int], fault: Callable[..., Any]
 ) -> None:
@@ -205,6 +220,10 @@ def test_a_conversion_beyond_the_memory_is_refused_before_it_is_made() -> None:
     assert room is not None
     with pytest.raises(MemoryError, match=r"takes 4,000,000,000,000 bytes, and .* are available"):
         gm.matvec(foreign, np.zeros(10**6, np.float32))
+    view = np.broadcast_to(np.zeros((), "f4"), (10**6, 10**6))
+    for side in ("left", "right"):
+        with pytest.raises(MemoryError, match="the copy of B takes 4,000,000,000,000 bytes, and "):
+            gm.prepare(view, side=side)
 
 
 def test_a_limit_of_the_control_group_counts(tmp_path: Path) -> None:

@@ -66,6 +66,31 @@ def test_missing_bindings_name_the_package(modules: Callable[..., None]) -> None
         driver.bindings()
 
 
+def refuse() -> None:
+    raise RuntimeError("libnvrtc.so is missing")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"cuda.core": None, "cuda": None},
+        {"cuda": SimpleNamespace(), "cuda.bindings": None},
+        {
+            "cuda": SimpleNamespace(core=SimpleNamespace()),
+            "cuda.bindings": SimpleNamespace(nvrtc=SimpleNamespace(nvrtcVersion=refuse)),
+        },
+    ],
+    ids=["cuda.core", "cuda.bindings", "the library, which is loaded by its first call"],
+)
+def test_each_missing_part_of_the_compiler_is_said(
+    modules: Callable[..., None], found: dict[str, Any]
+) -> None:
+    modules(found)
+    nvrtc._cuda_core.cache_clear()
+    with pytest.raises(CompileError, match=r"need NVRTC and cuda-core.*pip install"):
+        nvrtc._cuda_core()
+
+
 def test_a_missing_driver_is_said(fake: FakeDriver) -> None:
     def init(flags: int) -> Any:
         raise RuntimeError("libcuda.so.1 was not found")

@@ -17,6 +17,7 @@ import pytest
 import gemmule as gm
 from gemmule import backends
 from gemmule.backends.cpu import launch
+from gemmule.backends.explained import explained
 from gemmule.core.caches import forget_plans
 from gemmule.core.registry import all_rungs
 from gemmule.plan import rebound, resolve
@@ -60,6 +61,21 @@ def test_explain_has_a_line_for_each_matter() -> None:
     assert "parameters depth=64, width=256" in named.explain().splitlines()
     named = gm.plan("matvec", A, x, rung="four_rows")
     assert "parameters none" in named.explain().splitlines()
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+def test_explain_tells_what_limits_a_product(op: str) -> None:
+    """Reading limits products of a vector, however long they take, and matrices while it shows."""
+    W, x = np.ones((512, 512), np.float32), np.ones(512, np.float32)
+    plan = gm.plan(op, *((x, W) if op == "vecmat" else (W, x) if op == "matvec" else (W, W)))
+    ceiling_s = plan.problem.compulsory_bytes / plan.choice.machine.read_bytes_per_s
+    for share in (1.2, 0.5, 0.11, 0.09, 0.01):
+        choice = dataclasses.replace(plan.choice, expected_s=ceiling_s / share)
+        lines = explained(op, choice, plan._run)
+        (line,) = (one for one in lines if one.startswith("expected"))
+        reads = op != "matmul" or share >= 0.1
+        assert (f"{share:.0%} of the read ceiling" in line) == reads
+        assert ("GFLOP/s" in line) == (op == "matmul")
 
 
 def test_explain_tells_what_was_allowed_for_nothing() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule.core.registry import all_rungs
 
 # Of NumPy's dtypes, by their characters: what no product here takes. Times are numbers to NumPy.
 REFUSED = {"?": "bool", "g": "longdouble", "G": "clongdouble", "O": "object", "m": "timedelta64"}
@@ -124,3 +125,38 @@ def test_bytes_of_sums_that_int32_does_not_hold(a: str, b: str, longest: int) ->
     assert gm.plan("matvec", row[:, 1:], x[1:]).problem.out == "int32"
     extremes = [max(abs(np.iinfo(t).min), np.iinfo(t).max) for t in (a, b)]
     assert longest * extremes[0] * extremes[1] < 2**31 <= (longest + 1) * extremes[0] * extremes[1]
+
+
+# Every way to multiply by a named rung: what it is called with beside its options.
+FLAT, BYTES = np.ones((6, 8), np.float32), np.ones((6, 8), np.int8)
+CODES, STACK = gm.quantize(FLAT), np.ones((3, 8, 4), np.float32)
+ENDS, INDICES = np.array([2, 4, 6], np.int32), np.zeros((6, 2), np.int32)
+WAYS: dict[str, Any] = {
+    "matvec": lambda **given: gm.matvec(FLAT, FLAT[0], **given),
+    "vecmat": lambda **given: gm.vecmat(FLAT[:, 0], FLAT, **given),
+    "matmul": lambda **given: gm.matmul(FLAT, FLAT.T, **given),
+    "invariant": lambda **given: gm.matmul(FLAT, FLAT.T, batch_invariant=True, **given),
+    "a plan": lambda **given: gm.plan("matmul", FLAT, FLAT.T, **given),
+    "scaled": lambda **given: gm.matmul(BYTES, BYTES.T, scale_a=0.5, **given),
+    "codes": lambda **given: gm.matmul(CODES, FLAT.T, **given),
+    "of codes": lambda **given: gm.vecmat(FLAT[:, 0], CODES, **given),
+    "grouped": lambda **given: gm.grouped_matmul(FLAT, STACK, ENDS, **given),
+    "routed": lambda **given: gm.grouped_matmul(FLAT, STACK, indices=INDICES, **given),
+    "gated": lambda **given: gm.grouped_matmul(FLAT, STACK, ENDS, epilogue="silu_gate", **given),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parameters_reach_the_rung_that_is_named(way: str) -> None:
+    multiply, met = WAYS[way], 0
+    with pytest.raises(ValueError, match="name the rung they belong to"):
+        multiply(params={"pieces": 1})
+    for rung in {rung.name: rung for rung in all_rungs("cpu")}:
+        try:
+            multiply(rung=rung)
+        except (TypeError, ValueError):
+            continue  # it takes no such operands
+        met += 1
+        with pytest.raises(ValueError, match="has no parameter 'nonesuch'"):
+            multiply(rung=rung, params={"nonesuch": 1})
+    assert met

@@ -69,3 +69,66 @@ def test_a_result_is_refused_exactly_where_it_shares_memory(op: str, dtype: str)
                 np.testing.assert_array_equal(one, before)
         refused = [n + one for n, one in zip(refused, [*shared, not any(shared)], strict=False)]
     assert all(refused[: len(SHAPES[op])]), "each operand is met, and none of them"
+
+
+# Of operands of different dtypes: each one's shape, dtype and least and greatest integer, the
+# result's, and the call.
+Mixed = tuple[tuple[tuple[tuple[int, ...], str, tuple[int, int] | None], ...], Callable[..., Any]]
+MIXED: dict[str, Mixed] = {
+    "scaled": (
+        (
+            ((6, 8), "i1", (-128, 127)),
+            ((8, 5), "i1", (-128, 127)),
+            ((6,), "f4", None),
+            ((5,), "f4", None),
+            ((6, 5), "f4", None),
+        ),
+        lambda a, b, rows, columns, out: gm.matmul(a, b, scale_a=rows, scale_b=columns, out=out),
+    ),
+    "routed": (
+        (
+            ((6, 8), "f4", None),
+            ((3, 8, 5), "f4", None),
+            ((6, 2), "i4", (0, 2)),
+            ((6, 2), "f4", None),
+            ((6, 5), "f4", None),
+        ),
+        lambda a, w, indices, weights, out: gm.grouped_matmul(
+            a, w, indices=indices, weights=weights, out=out
+        ),
+    ),
+}
+
+
+def placed(rng: random.Random, op: str) -> list[Any]:
+    """Return the arrays of a call side by side in one block of floats, and a result anywhere."""
+    draw = np.random.default_rng(rng.randrange(10**6))
+    block, first, found = draw.standard_normal(600, "f4"), 0, []
+    *operands, (shape, dtype, _) = MIXED[op][0]
+    for form, kind, bounds in operands:
+        one = np.ndarray(form, kind, block, 4 * first)
+        first += 4 + -(-one.nbytes // 4)
+        if bounds is not None:
+            one[...] = draw.integers(*bounds, form, endpoint=True)
+        found.append(one)
+    return [*found, np.ndarray(shape, dtype, block, 4 * rng.randrange(first))]
+
+
+@pytest.mark.parametrize("op", MIXED)
+def test_a_result_that_shares_memory_with_scales_or_weights_is_refused(op: str) -> None:
+    rng, call = random.Random(op), MIXED[op][1]
+    met = [0] * len(MIXED[op][0])
+    for _ in range(80):
+        *operands, out = placed(rng, op)
+        shared = [np.shares_memory(out, one) for one in operands]
+        kept = [one.copy() for one in operands]
+        if any(shared):
+            with pytest.raises(ValueError, match="overlaps an input"):
+                call(*operands, out)
+        else:
+            wanted = call(*kept, np.empty_like(out))
+            np.testing.assert_array_equal(call(*operands, out), wanted)
+        for one, before in zip(operands, kept, strict=True):
+            np.testing.assert_array_equal(one, before)
+        met = [n + one for n, one in zip(met, [*shared, not any(shared)], strict=True)]
+    assert all(met), f"each operand is met, and none of them: {met}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule.core.problem import ITEMSIZE, QuantSpec
 from gemmule.core.registry import ladder
 from gemmule.core.rung import Rung
+from gemmule.oracle.weights import extreme_groups
 
 # The rungs that multiply in NumPy; compiled kernels raise no flags that anybody reads.
 RUNGS = {
@@ -72,6 +75,53 @@ def test_blas_forms_and_conversions_stay_silent(dtype: str) -> None:
         if dtype != "complex64":
             gm.matvec(Q, x)
             gm.matmul(Q, A)
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul"])
+def test_results_of_any_dtype_and_order_stay_silent(op: str) -> None:
+    narrowed = 0
+    for dtype, out_dtype in itertools.product(FLOATS, (*FLOATS, "complex128")):
+        A = hostile((19, 19), dtype)
+        A[:9] = 6e4  # whose sums no half holds
+        x = A if op == "matmul" else A[0]
+        pair = (x, A) if op == "vecmat" else (A, x)
+        kind = getattr(ml_dtypes, out_dtype, out_dtype)
+        room = np.empty((19, 38) if op == "matmul" else (38,), kind)
+        with warnings.catch_warnings(), np.errstate(all="raise"):
+            warnings.simplefilter("error")
+            try:
+                fresh = getattr(gm, op)(*pair, out_dtype=out_dtype)
+            except TypeError as refused:
+                assert "out_dtype" in str(refused)  # noqa: PT017
+                continue
+            narrowed += ITEMSIZE[out_dtype] < ITEMSIZE[dtype]
+            getattr(gm, op)(*pair, out_dtype=out_dtype, out=room[..., ::2])
+        found = room[..., ::2].astype(np.complex128)
+        np.testing.assert_array_equal(found, fresh.astype(np.complex128))
+    assert narrowed > 3
+
+
+@pytest.mark.parametrize("method", ["rtn", "mse", "hqq", "gptq"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_quantising_stays_silent(method: Any, dtype: str) -> None:
+    """Of groups that are huge, tiny, of one sign, or all alike; and products with what they make."""
+    rng = np.random.default_rng(6)
+    for group, scales in itertools.product((None, -1, 8), ("float32", "float16", "bfloat16")):
+        if method == "gptq" and group is None:
+            continue
+        spec = QuantSpec(4, group, True, "row", scales, False)
+        W = extreme_groups(rng, 24, 48, spec, dtype).astype(getattr(ml_dtypes, dtype, dtype))
+        made: dict[str, Any] = {"hessian": np.eye(48)} if method == "gptq" else {}
+        with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+            warnings.simplefilter("error")
+            for symmetric in (False, True)[: 1 if method == "hqq" else 2]:
+                try:
+                    Q = gm.quantize(W, 4, group, symmetric, scales, method=method, **made)
+                except ValueError as refused:
+                    assert "scale" in str(refused)  # noqa: PT017
+                    continue
+                Q.dequantize("float64")
+                Q @ np.ones(48, np.float32)
 
 
 def test_the_callers_own_settings_come_back() -> None:

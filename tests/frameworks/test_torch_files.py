@@ -57,8 +57,11 @@ def test_a_model_comes_back(saved: tuple[Any, Path], device: str) -> None:
     else:
         with torch.device(device):
             empty = Model().eval()
+    empty.twin.train()
+    modes = [one.training for one in empty.modules()]
     loaded = gt.load_model(empty, path)
     assert loaded is empty
+    assert [one.training for one in loaded.modules()] == modes
     assert torch.equal(loaded(X), model(X))
     assert loaded.again is loaded.first
     assert loaded.twin.codes.data_ptr() == loaded.first.codes.data_ptr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,6 +147,41 @@ def test_peers_say_what_they_do_not_serve() -> None:
     assert peers["torch int4pack"].refuses(int4) is None
     assert "fixed table" in (peers["bitsandbytes"].refuses(int4) or "")
     assert "quantised matrices only" in (peers["torch int8pack"].refuses(matvec) or "")
+
+
+FOUR = QuantSpec(4, 128, True, "row", "float32", False)
+EIGHT = QuantSpec(8, -1, False, "row", "float32", False)
+# What each peer of codes multiplies, and the single changes that make it what it does not.
+SERVED: dict[str, tuple[QuantSpec, str, tuple[tuple[str, Any, str], ...]]] = {
+    "torch int4pack": (FOUR, "bfloat16", (
+        ("bits", 8, "4 bits"), ("group_size", 16, "groups of 32"), ("m", 508, "of 8 rows"),
+        ("n", 448, "of 128 columns"), ("transposed", True, "no transposed"),
+    )),
+    "torch int8pack": (EIGHT, "bfloat16", (
+        ("bits", 4, "int8"), ("has_zeros", True, "symmetric"), ("group_size", 128, "per row"),
+        ("transposed", True, "no transposed"),
+    )),
+    "gemlite": (FOUR, "float16", (
+        ("has_zeros", False, "zero points"), ("group_size", 48, "groups of 32"),
+        ("m", 504, "32 rows"), ("n", 504, "columns"), ("transposed", True, "no transposed"),
+    )),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_peer_of_codes_refuses_each_change_that_it_does_not_serve(name: str) -> None:
+    (peer,) = (one for one in all_peers("cuda") if one.name == name)
+    spec, dtype, changes = SERVED[name]
+    given = Problem("matvec", 512, 512, a=f"uint{spec.bits}", b=dtype, out=dtype, quant=spec)
+    assert peer.refuses(given) is None
+    assert "float64" in (peer.refuses(dataclasses.replace(given, b="float64")) or "")
+    for field, value, words in changes:
+        if field in ("m", "n"):
+            other = dataclasses.replace(given, **{field: value})
+        else:
+            quant = dataclasses.replace(spec, **{field: value})
+            other = dataclasses.replace(given, quant=quant, a=f"uint{quant.bits}")
+        assert words in (peer.refuses(other) or ""), f"{field}={value}"
 
 
 def _of(problem: Problem, dtype: str) -> Problem:

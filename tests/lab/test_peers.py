@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -95,6 +96,30 @@ def test_plain_peers_pass_in_every_layout(op: str, dtype: str) -> None:
                     served.add(peer.name)
     expected = {"torch"} if dtype == "bfloat16" else {"numpy"}
     assert expected <= served | {n for n, p in PLAIN.items() if p.absent()}
+
+
+@pytest.mark.parametrize("op", ["matvec", "matmul"])
+@pytest.mark.parametrize("layout", ["row", "col"])
+@pytest.mark.parametrize("layout_b", ["row", "col"])
+def test_what_is_timed_of_a_plain_peer_copies_no_operand(
+    op: str, layout: str, layout_b: str
+) -> None:
+    """A copy in the timed call would make the peer slower than it is."""
+    rng = np.random.default_rng(0)
+    problem = Problem(op, 300, 250, 200, layout_a=layout, layout_b=layout_b)
+    orders = {"row": "C", "col": "F"}
+    shape = (problem.reduction,) if op == "matvec" else (problem.k, problem.n)
+    a = np.asarray(rng.random((problem.m, problem.reduction), np.float32), order=orders[layout])
+    b = np.asarray(rng.random(shape, np.float32), order=orders[layout_b])
+    for peer in PLAIN.values():
+        if peer.absent() is None and peer.refuses(problem) is None:
+            prepared = peer.prepare(problem, a, b)
+            prepared.call()
+            tracemalloc.start()
+            prepared.call()
+            _, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert most < 10_000 < a.nbytes, peer.name
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -352,15 +352,19 @@ def parts_of(tool: str) -> tuple[Any, dict[str, Any]]:
         W_q = codes.reshape(-1, 8)[: 64 if bits == 8 else 32]
         flat = {"scale": scales.reshape(-1, 1), "zero": scales.reshape(-1, 1)}
         return from_hqq, {"W_q": W_q, **flat, "shape": (16, 32), "bits": bits, "axis": 1}
+    if tool == "compressed":
+        made = {"packed": packed(codes, bits), "scale": scales, "shape": np.array([16, 32])}
+        zero_words = packed(zeros.T, bits).T.copy()
+        return from_compressed, {**made, "zero_point": zero_words, "g_idx": g_idx}
     data = blocks(tool, 2, 512)
     return from_gguf, {"data": data, "kind": tool, "shape": (2, 512)}
 
 
 def disturbed(given: Any) -> Any:
-    """Return an argument cut, turned, of another dtype, with other numbers, or something else."""
+    """Return an argument cut, turned, masked, of another dtype, with other numbers, or another."""
     if not isinstance(given, np.ndarray) or rng.random() < 0.4:
         return STRANGE[rng.integers(len(STRANGE))]
-    how = rng.integers(5)
+    how = rng.integers(6)
     if how == 0:
         return given[:-1]
     if how == 1:
@@ -370,12 +374,14 @@ def disturbed(given: Any) -> Any:
             return given.astype(["i8", "f4", "i4", "u1", "f2", "f8"][rng.integers(6)])
     if how == 3:
         return given[..., None]
+    if how == 4:
+        return np.ma.masked_array(given)
     other = given.copy()
     other.reshape(-1)[rng.integers(other.size)] = rng.choice([0, 1, 7, 100])
     return other
 
 
-@pytest.mark.parametrize("tool", ["gptq", "awq", "hqq", *KINDS])
+@pytest.mark.parametrize("tool", ["gptq", "awq", "hqq", "compressed", *KINDS])
 @pytest.mark.filterwarnings("error")
 def test_what_does_not_belong_together_is_said_here(tool: str) -> None:
     """Not by NumPy, in its words or by a warning, and not by an error of another kind."""
@@ -384,8 +390,11 @@ def test_what_does_not_belong_together_is_said_here(tool: str) -> None:
         read, parts = parts_of(tool)
         for name in rng.choice(list(parts), rng.integers(0, 3), replace=False):
             parts[name] = disturbed(parts[name])
+        masked = any(isinstance(one, np.ma.MaskedArray) for one in parts.values())
         try:
-            taken += isinstance(read(**parts), QuantizedMatrix)
+            made = read(**parts)
+            assert not masked, "what a mask hides was read"
+            taken += isinstance(made, QuantizedMatrix)
         except (TypeError, ValueError) as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             ours = "gemmule" in last.filename and "raise " in str(last.line)

@@ -146,3 +146,11 @@ def test_wrong_methods_and_importance() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             quantize(W, **options)
+    arrays = {"importance": np.ones(4), "hessian": np.eye(4), "perm": np.arange(4)}
+    for name, given in arrays.items():
+        options = {
+            name: np.ma.masked_array(given),
+            "method": "gptq" if name == "hessian" else "rtn",
+        }
+        with pytest.raises(TypeError, match=f"{name} .*mask"):  # what it hides would count
+            quantize(W, **options)

@@ -161,8 +161,12 @@ def test_operands_are_those_that_the_rung_takes() -> None:
     called = {rung.name: rung for rung in ladder("quantized")}
     for name, op in (("int8_activations", "matvec"), ("sixteen_rows_int8", "matmul")):
         if called[name].available() is None:
-            function, _, options = cpu_pages.operands_of("quantized", name, "int8")
-            assert (function, options) == (op, {"activations": "int8"})
+            assert cpu_pages.operands_of("quantized", name, "int8")[0] == op
+    for path in (ROOT / cpu_pages.EVIDENCE).glob(f"*/{cpu_pages.MIXES}"):
+        for name, formats in cpu_pages.read_mixes(path)["quantized"].items():
+            for form in formats if called[name].available() is None else ():
+                *_, options = cpu_pages.operands_of("quantized", name, form)
+                assert options == ({"activations": "int8"} if "int8" in name else {}), form
     with pytest.raises(ValueError, match="takes no float16"):
         cpu_pages.operands_of("matvec", "blas", "float16")
 

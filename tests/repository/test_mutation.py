@@ -121,6 +121,10 @@ def test_a_file_of_which_nothing_is_said_is_watched_by_the_tests_that_import_it(
         if path.stem not in ("__init__", "__main__") and "rungs" not in path.parts:
             for test in mutation.importing(str(path.relative_to(ROOT))):
                 assert (ROOT / test).is_file()
+    timing = {"host_times", "margins", "prompt_times"}  # their figures are all that they give
+    for path in sorted((ROOT / "tools").rglob("*.py")):
+        if path.stem not in timing:
+            assert mutation.importing(str(path.relative_to(ROOT)))
 
 
 def test_a_campaign_replaces_its_last_record(tmp_path: Path) -> None:

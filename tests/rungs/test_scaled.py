@@ -123,6 +123,8 @@ def test_on_a_device(dtypes: tuple[str, str], only_proved: Any) -> None:
             got = gm.matmul(*given[:2], scale_a=given[2], scale_b=scale_b, rung=name).to_host()
             size = truth(abs(a.astype(float)), abs(b.astype(float)), abs(rows), abs(of_b))
             assert (abs(got - truth(a, b, rows, of_b)) <= 2.0**-12 * size).all()
+        with pytest.raises(ValueError, match=f"{name} has no parameter 'nonesuch'"):
+            gm.matmul(*given[:2], scale_a=given[2], rung=name, params={"nonesuch": 1})
         only_proved("cuda", ())
         with pytest.raises(TypeError, match="no proved kernel"):
             gm.matmul(*given[:2], scale_a=given[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import random
 import shutil
 import threading
@@ -15,8 +16,10 @@ import pytest
 import gemmule as gm
 from cuemu.build import RUNGS, Module, compile_cu, device_array
 from gemmule.arrays.interop import quantized_form
+from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, alignment_of
 from gemmule.core.problem import numpy_dtype
+from gemmule.core.registry import cuda_rungs
 from gemmule.sharded.product import PeerProduct
 from gemmule.sharded.rows import STATE_BYTES, Rows, Seat, half_words, words_of
 from proofs.proofs import proof_machine
@@ -165,6 +168,25 @@ def test_a_rank_without_rows_takes_part() -> None:
 
 def test_the_blocks_of_a_cluster_send_once() -> None:
     in_any_order(World((2, 3), 4096, rung="clustered_rows"), 2)
+
+
+def test_the_quickest_rung_that_sends_is_chosen() -> None:
+    machine, chosen = proof_machine(), set()
+    sending = {rung.name: rung for rung in cuda_rungs() if rung.sends}
+    for dtype, m, k in itertools.product(DTYPES, (16, 512, 32768), (128, 4096, 16384)):
+        forms = Form.packed((m, k), dtype), Form.packed((k,), dtype)
+        counts = Rows((m,))
+        problem = canonical("matvec", *forms, None, Options()).problem
+        suggested = {
+            name: rung.suggest(problem, machine)
+            for name, rung in sending.items()
+            if rung.refusal(problem) is None
+        }
+        times = {name: one.expected_s for name, one in suggested.items() if one}
+        found = PeerProduct(*forms, counts, Seat(0, (0,), 0, 0, 4096), machine)
+        assert times[found.rung.name] == min(times.values())
+        chosen.add(found.rung.name)
+    assert len(chosen) > 1
 
 
 def test_quantised_rows() -> None:

@@ -141,6 +141,8 @@ def hessian(value: Any, n: int) -> NDArray[np.float64]:
 
 
 def _real(name: str, value: Any) -> NDArray[np.float64]:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask nothing heeds; give its .filled(0)")
     host = value.detach().cpu() if hasattr(value, "detach") else value
     if str(getattr(host, "dtype", "")) == "torch.bfloat16":
         host = host.float()

@@ -166,6 +166,8 @@ def from_compressed(
     if _shape("scale", _floats("scale", scale), None, 2)[0] != m:
         raise ValueError(f"scale has shape {scale.shape}, but there are {m} rows")
     groups = scale.shape[1]
+    if g_idx is not None:
+        _shape("g_idx", g_idx, "int32", 1)
     ordered = g_idx is not None and g_idx.size and g_idx.min() >= 0
     perm, size = _order(g_idx if ordered else None, n, groups)
     codes = _unpacked(packed, bits)[:, :n]
@@ -333,6 +335,7 @@ def _factor_of(tensors: dict[str, NDArray[Any]]) -> float | None:
 
 def _numbers(name: str, tensor: NDArray[Any], count: int) -> list[int]:
     """Return the whole numbers that a tensor holds."""
+    _array(name, tensor)
     if tensor.size != count or tensor.dtype.kind not in "iu":
         raise ValueError(
             f"{name} has dtype {tensor.dtype} and shape {tensor.shape}, but must hold {count} "

@@ -51,7 +51,7 @@ def from_gguf(data: NDArray[np.uint8], kind: str, shape: tuple[int, int]) -> Qua
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"GGUF type is {kind}; read are {', '.join(_KINDS)}")
     one, (m, n) = _KINDS[kind], checks.shape(shape)
-    if not isinstance(data, np.ndarray):
+    if not isinstance(data, np.ndarray) or isinstance(data, np.ma.MaskedArray):
         raise TypeError(f"data are a {type(data).__name__}, but must be a NumPy array of uint8")
     if data.dtype != np.uint8 or data.size * one.weights != m * n * one.nbytes or n % one.weights:
         raise ValueError(

@@ -257,6 +257,8 @@ def in_turns(
 
     >>> in_turns({"a": lambda: 1.0, "b": lambda: 2.0}, 3)
     {'a': [1.0, 1.0, 1.0], 'b': [2.0, 2.0, 2.0]}
+    >>> in_turns({"a": lambda: 1.0}, 3, seconds=0)  # one round at least
+    {'a': [1.0]}
     """
     order, end = random.Random(seed), time.monotonic() + seconds  # noqa: S311  no secret
     found: dict[str, list[T]] = {name: [] for name in clocks}

@@ -20,6 +20,8 @@ from gemmule_lab.harness import host
 from gemmule_lab.harness.bench import race
 from gemmule_lab.harness.host import ONE_COLUMN, HostBench
 from gemmule_lab.harness.products import Product
+from gemmule_lab.peers.gpu_float import unprepared
+from gemmule_lab.peers.peer import Peer
 from gemmule_lab.records.rows import Environment, Facts, Row, Speedup, Times
 from gemmule_lab.report.tables import in_words
 
@@ -102,7 +104,13 @@ def test_narrowing_replaces_shapes_and_refuses_to_leave_nothing() -> None:
 
 def test_ratios_to_peers_on_plain_numbers_and_to_one_column_stand_in_the_row() -> None:
     product = Product("matmul", "int4 x int8", (64, 128), columns=16)
-    rows, _ = HostBench(0.2).attempt(product, ENVIRONMENT)()
+    gone = Peer(
+        "gone", "cpu", lambda: "not installed", lambda _: None, unprepared, lambda: "no version"
+    )
+    bench = HostBench(0.2)
+    bench.peers = (*bench.peers, gone)
+    rows, absent = bench.attempt(product, ENVIRONMENT)()
+    assert [(one.name, one.reason) for one in absent].count(("gone", "not installed")) == 1
     (ours,) = (row for row in rows if row.kind == "rung")
     assert {ONE_COLUMN, "numpy on float32"} <= set(ours.speedups)
     assert "torch on float32" not in ours.speedups

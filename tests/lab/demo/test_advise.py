@@ -66,6 +66,26 @@ def test_decisions(
     assert why in reason
 
 
+def test_the_memory_told_is_that_of_all_weights() -> None:
+    rng = np.random.default_rng(5)
+    costs = {
+        shape: Cost(
+            shape, {}, {}, {form: int(rng.integers(1, 10**6)) for form in advise.FORMATS}, True
+        )
+        for shape in ((64, 64), (48, 160), (7, 512))
+    }
+    for _ in range(20):
+        advices, plain, advised = [], 0, 0
+        for number in range(int(rng.integers(1, 9))):
+            shape = [*costs][rng.integers(len(costs))]
+            take = ("float16", "int8", "int4")[rng.integers(3)]
+            advices.append(advise.Advice(f"w{number}", shape, {}, take, ""))
+            plain += 2 * shape[0] * shape[1]
+            kept = 2 * shape[0] * shape[1] if take == "float16" else costs[shape].nbytes[take]
+            advised += kept
+        assert advise.total_bytes(advices, costs) == (plain, advised)
+
+
 def test_advice_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, rng = tmp_path / "m.safetensors", np.random.default_rng(0)
     normal = rng.standard_normal((48, 64)).astype(np.float32)

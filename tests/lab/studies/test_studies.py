@@ -466,6 +466,21 @@ def test_every_row_goes_out_as_csv(tmp_path: Path) -> None:
     assert (lines[1]["median_us"], lines[1]["note"]) == ("", "none, here")
 
 
+def test_rows_that_are_taken_in_go_where_results_go_and_never_into_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, other, out = (tmp_path / name / "study-003.jsonl" for name in ("a", "b", "c"))
+    store.append(record, [machine(), study_row("003", "sizes", "torch", 3.0, n=512)])
+    store.append(other, [machine(), study_row("003", "sizes", "int8 codes", 5.0, n=512)])
+    kept = record.read_bytes()
+    monkeypatch.setattr(store, "on_record", lambda number: [record])
+    given = ["003", "--show", "--device", "cpu", "--out", str(out.parent)]
+    result = CliRunner().invoke(command, [*given, "--take", str(other)])
+    assert result.exit_code == 0, result.output
+    assert [row.name for row in store.read(out, "003")] == ["int8 codes"]
+    assert record.read_bytes() == kept
+
+
 def test_studies_make_a_page(tmp_path: Path) -> None:
     path, page = tmp_path / "study-003.jsonl", tmp_path / "page.html"
     here = study_row("003", "sizes", "torch", 3.0, n=512, figures={"gbs": 9.0})
