@@ -247,6 +247,16 @@ def test_dlpack_objects(how: str) -> None:
     y = gm.matvec(WithNamespace(A), WithNamespace(x))
     assert isinstance(y, Capsule)
     np.testing.assert_array_equal(np.from_dlpack(y), exact("matvec", A, x))
+    result = np.zeros(7)
+    gm.matvec(Capsule(A), Capsule(x), out=Capsule(result))
+    np.testing.assert_array_equal(result, exact("matvec", A, x))
+
+
+def test_a_misaligned_result_of_dlpack_is_refused() -> None:
+    """It would be copied, and the product lost with the copy."""
+    result = np.zeros(25, np.uint8)[1:].view(np.float64)
+    with pytest.raises(ValueError, match="out is misaligned"):
+        gm.matvec(Capsule(np.eye(3)), Capsule(np.ones(3)), out=Capsule(result))
 
 
 def test_dlpack_devices_and_kinds_that_are_refused() -> None:
