@@ -223,6 +223,27 @@ def test_a_stack_is_each_expert_quantised_alone(number: int) -> None:
 
 
 @needs_emulator
+@pytest.mark.parametrize(("k", "n", "bits"), [(64, 16, 8), (64, 16, 4), (33, 3, 4)])
+def test_experts_of_a_stack_on_a_device(k: int, n: int, bits: int) -> None:
+    """Views, or where codes begin anywhere, copies."""
+    w = np.random.default_rng(k).standard_normal((3, k, n))
+    stack = gm.quantize_experts(w, bits=bits, group_size=32)
+
+    def look() -> None:  # its arrays are gone before the device is
+        moved = stack.to("cuda")
+        for expert in (0, 1, -1):
+            one, whole = moved[expert].T, moved.matrix.codes
+            place = one.codes.pointer - whole.pointer
+            assert (place == expert % 3 * n * whole.strides[0]) == (n == 16 or expert == 0)
+            for name in ("codes", "scales", "zeros"):
+                found = gm.asarray(getattr(one, name), device="cpu")
+                np.testing.assert_array_equal(found, getattr(stack[expert].T, name))
+
+    with emulated(1):
+        look()
+
+
+@needs_emulator
 def test_public_calls_on_a_device() -> None:
     a, w = operands("bfloat16", k=128, n=48)
     wanted = gm.grouped_matmul(a, w, ENDS)[:48]
