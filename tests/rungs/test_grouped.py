@@ -6,6 +6,7 @@ import inspect
 import pickle
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
 from device_tensors import Tensor
 from emulated_driver import emulated
+from gemmule import grouped
 from gemmule.core.problem import numpy_dtype
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung
@@ -24,6 +26,7 @@ from gemmule.grouped import GroupedPlan
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
+from gemmule.plan import Plan
 from gemmule_lab.verify import random_grouped
 from proofs import proofs
 
@@ -155,6 +158,24 @@ def test_a_plan_explains_itself_pickles_and_refuses_others() -> None:
         plan.tune()
     with pytest.raises(ValueError, match="offsets go with grouped_matmul"):
         gm.plan("matmul", a, w[0], ENDS)
+
+
+def test_few_calls_of_groups_are_kept(
+    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(grouped, MOST=2)
+    rows: list[int] = []
+    execute = Plan.execute
+
+    def counted(plan: Plan, left: Any, *others: Any) -> Any:
+        rows.append(len(left.array))
+        return execute(plan, left, *others)
+
+    monkeypatch.setattr(Plan, "execute", counted)
+    a, w = np.ones((6, 5)), np.ones((3, 5, 7))
+    for _ in range(2):
+        assert (gm.grouped_matmul(a, w, np.array([1, 3, 6], np.int32)) == 5).all()
+    assert rows == [1, 2, 3, 3]
 
 
 def test_a_stack_of_codes() -> None:
