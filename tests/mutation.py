@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import fnmatch
 import functools
 import importlib
@@ -588,8 +589,10 @@ def _warmed(folder: Path) -> None:
     (folder / "cache").mkdir(mode=0o700)
     own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     for made, place in (("gemmule/kernels", "cache/kernels"), ("gemmule-cuemu", "gemmule-cuemu")):
+        unfinished = shutil.ignore_patterns("*.lock", "build-*", "new-*", "probe-*")
         if (own / made).is_dir():
-            shutil.copytree(own / made, folder / place)
+            with contextlib.suppress(shutil.Error):  # others may delete what is old meanwhile
+                shutil.copytree(own / made, folder / place, ignore=unfinished)
 
 
 def _reason(fault: Fault) -> str:
