@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -247,16 +248,17 @@ def test_dlpack_objects(how: str) -> None:
     y = gm.matvec(WithNamespace(A), WithNamespace(x))
     assert isinstance(y, Capsule)
     np.testing.assert_array_equal(np.from_dlpack(y), exact("matvec", A, x))
-    result = np.zeros(7)
-    gm.matvec(Capsule(A), Capsule(x), out=Capsule(result))
-    np.testing.assert_array_equal(result, exact("matvec", A, x))
 
 
-def test_a_misaligned_result_of_dlpack_is_refused() -> None:
-    """It would be copied, and the product lost with the copy."""
-    result = np.zeros(25, np.uint8)[1:].view(np.float64)
-    with pytest.raises(ValueError, match="out is misaligned"):
-        gm.matvec(Capsule(np.eye(3)), Capsule(np.ones(3)), out=Capsule(result))
+@pytest.mark.parametrize("kind", [np.asarray, Capsule])
+@pytest.mark.parametrize("how", ARRANGEMENTS)
+def test_a_product_lies_in_the_given_result_or_is_refused(how: str, kind: Any) -> None:
+    """A result that would have to be copied to be written would be lost with the copy."""
+    result = ARRANGEMENTS[how](np.zeros((7, 3)))
+    refused = how in ("misaligned", "swapped_bytes", "read_only", "zero_stride")
+    with pytest.raises((TypeError, ValueError), match="out is") if refused else nullcontext():
+        gm.matmul(kind(np.ones((7, 5))), kind(np.ones((5, 3))), out=kind(result))
+    np.testing.assert_array_equal(result, 0 if refused else 5)
 
 
 def test_dlpack_devices_and_kinds_that_are_refused() -> None:
