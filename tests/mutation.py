@@ -10,15 +10,16 @@ a part of a condition, an option handed on or a new axis of a random place, by t
 second is drawn from, the tests that watch a file, and the faults that change nothing, with reasons.
 A file of which it says nothing is watched by the tests that import it, or what imports it.
 
-Before a file's faults its tests run on the sound sources. Those that fail there, for what this
-machine lacks, are told and left out, so that they kill no fault. On more cores than two each two
-jobs share a pair of them, as the tests do in a run of their own.
+What failed runs once more on the sound sources, many tests at a time. One that fails there too, for
+what this machine lacks, is told and killed nothing: its faults are tried without it. On more cores
+than two each two jobs share a pair of them, as the tests do in a run of their own.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import fnmatch
 import functools
 import importlib
@@ -33,7 +34,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ from checkout import ROOT
 FAULTS = tomllib.loads((ROOT / "tests" / "mutants" / "faults.toml").read_text(encoding="utf-8"))
 EQUIVALENT = {one["fault"]: one["reason"] for one in FAULTS.get("equivalent", ())}
 SOURCES = ROOT / "src", ROOT / "tools"  # where modules are named from
-LIMIT_S, SOUND_LIMIT_S = 240, 600  # of the tests of a fault, and of sound sources
+LIMIT_S = 240  # of one test
+TOGETHER = 20  # killed faults whose tests run without them in one process
 # What nobody imports, as it is found by its name, and the tests that go through all of it.
 BY_NAME = {
     "gemmule.rungs.": "tests/rungs/test_ladder.py",
@@ -357,17 +359,15 @@ def scratch(folder: Path) -> Path:
 
 
 class Child:
-    """One fault in one scratch folder, and the process whose tests look at it."""
+    """One fault in one scratch folder, or none, and the process whose tests look at it."""
 
-    def __init__(
-        self, fault: Fault | None, arguments: list[str], folder: Path, without: list[str]
-    ) -> None:
+    def __init__(self, fault: Fault | None, arguments: list[str], folder: Path) -> None:
         self.fault, self.folder, self.arguments = fault, folder, arguments
         self.began = time.monotonic()
         if (folder / "cache").is_symlink():
             (folder / "cache").unlink()
         shutil.rmtree(folder / "cache", ignore_errors=True)
-        warm = folder.parent / "cache" / "kernels"  # compiled by the sound sources' tests
+        warm = folder.parent / "cache" / "kernels"  # compiled from the sound sources
         if fault is None:
             (folder / "cache").symlink_to(folder.parent / "cache")
         elif warm.is_dir():  # a copy of its own: a fault may compile nonsense
@@ -376,57 +376,66 @@ class Child:
         if fault is not None and self.target is not None:
             self.sound = self.target.read_text()
             self.target.write_text(fault.apply(self.sound))
+        (folder / "failed").write_text("")
+        (folder / "at").write_text("")
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _tests(folder, _less(arguments, without), stop=fault is not None)
+                _tests(folder, arguments, stop=fault is not None)
             finally:  # what a test let through, also in a process that it forked: all ends here
                 os._exit(70)
 
     def ended(self) -> str:
         """Return what happened and take the fault out, or an empty text while tests run."""
-        found, status = os.waitpid(self.pid, os.WNOHANG)
-        late = time.monotonic() - self.began > (LIMIT_S if self.fault else SOUND_LIMIT_S)
-        if not found and not late:
-            return ""
+        found, status, used = os.wait4(self.pid, os.WNOHANG)
+        self.processor_s = used.ru_utime + used.ru_stime
         if not found:
-            os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        if self.target is not None:
-            self.target.write_text(self.sound)
-        if not found:
-            return "killed (time)"
+            late = time.time() - (self.folder / "at").stat().st_mtime > LIMIT_S
+            if late:
+                self.stopped()
+            return "killed (time)" if late else ""
+        self._take_out()
         code = os.waitstatus_to_exitcode(status)
-        if (
-            self.fault
-            and code == 1
-            and "BuildError" in (self.folder / "said").read_text(errors="replace")
-        ):
+        said = (self.folder / "said").read_text(errors="replace")
+        if self.fault and code == 1 and "BuildError" in said:
             return "does not compile"
         return {0: "survived", 1: "killed"}.get(code, f"killed (ended with {code})")
 
-    def failed(self) -> list[str]:
-        """Return the tests that failed, and the files that could not be read."""
-        return list(dict.fromkeys((self.folder / "failed").read_text().splitlines()))
+    def stopped(self) -> Path:
+        """End the tests that run, take the fault out and return the folder."""
+        os.killpg(self.pid, signal.SIGKILL)
+        used = os.wait4(self.pid, 0)[2]
+        self.processor_s = used.ru_utime + used.ru_stime
+        self._take_out()
+        return self.folder
+
+    def _take_out(self) -> None:
+        if self.target is not None:
+            self.target.write_text(self.sound)
+
+    def failed(self) -> tuple[str, ...]:
+        """Return the tests that failed, and the files that could not be read.
+
+        Else the test that ran when all ended; or nothing, where none had begun.
+        """
+        told = (self.folder / "failed").read_text() or (self.folder / "at").read_text()
+        return tuple(dict.fromkeys(told.splitlines()))
 
 
-def _less(arguments: list[str], without: list[str]) -> list[str]:
-    """Return pytest's arguments less some tests and less files that cannot be read."""
-    files = [one for one in without if "::" not in one]
-    left = [one for one in arguments if one.split("::")[0] not in files]
-    return [*left, *(f"--deselect={one}" for one in without if "::" in one)]
+class Told:
+    """A plugin of pytest that writes down which test runs, and which tests and files failed."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-class Failed:
-    """A plugin of pytest that writes down which tests fail, and which files cannot be read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Write down the test that begins; when it was written is when it began."""
+        (self.folder / "at").write_text(nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Add a test that failed."""
         if report.failed:
-            with self.path.open("a") as file:
+            with (self.folder / "failed").open("a") as file:
                 print(report.nodeid, file=file)
 
     pytest_collectreport = pytest_runtest_logreport
@@ -456,81 +465,136 @@ def _tests(folder: Path, arguments: list[str], stop: bool) -> None:
         del sys.modules[name]
     pytest = importlib.import_module("pytest")
     options = ["-q", "-p", "no:cacheprovider", "--no-header", "-m", "not soak"]
-    options.append("-x" if stop else "--continue-on-collection-errors")
-    failed = folder / "failed"
-    failed.write_text("")
-    os._exit(int(pytest.main([*options, *arguments], plugins=[Failed(failed)])))
+    options += ["-x"] if stop else []
+    os._exit(int(pytest.main([*options, *arguments], plugins=[Told(folder)])))
+
+
+class Trial:
+    """A fault on its way to what is said of it."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault, self.arguments = fault, tuple(watching(fault))
+        self.check: tuple[str, ...] = ()  # pytest's arguments for what must pass without the fault
+        self.alone = False  # it is checked in a process of its own
+
+    def less(self, without: Collection[str]) -> list[str]:
+        """Return pytest's arguments less some tests and less files that cannot be read."""
+        left = [one for one in self.arguments if one.split("::")[0] not in without]
+        return [*left, *(f"--deselect={one}" for one in without if "::" in one)]
+
+
+class Run:
+    """Faults on trial: what the tests said of them, and of the sound sources."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self.waiting = [Trial(fault) for fault in faults]
+        self.killed: list[Trial] = []  # by tests that have to pass without any fault yet
+        self.sound: set[str] = set()  # what passes so
+        self.without: dict[str, None] = {}  # what fails so
+        self.found: list[tuple[Fault, str]] = []
+
+    def next(self, folder: Path) -> tuple[list[Trial], Child]:
+        """Start tests with a fault, or without it what killed any."""
+        if self.waiting and len(self.killed) < TOGETHER:
+            trial = self.waiting.pop(0)
+            return [trial], Child(trial.fault, trial.less(self.without), folder)
+        self.killed.sort(key=lambda trial: trial.check)
+        trials = [one for one in self.killed if one.alone][:1] or self.killed[:TOGETHER]
+        arguments = sorted({argument for trial in trials for argument in trial.check})
+        self.killed = [one for one in self.killed if one not in trials]
+        return trials, Child(None, arguments, folder)
+
+    def after(self, trials: list[Trial], child: Child, happened: str) -> None:
+        """Take in how a child ended: faults are judged, or wait for what comes next."""
+        if child.fault is None:
+            self._without_fault(trials, child, happened)
+            return
+        (trial,) = trials
+        trial.check = told = child.failed()
+        if not told or any("::" not in one for one in told):  # files are read, and tests counted
+            trial.check = (*(told or trial.less(self.without)), "--collect-only")
+            trial.alone = True
+        reason = _reason(trial.fault)
+        if happened == "survived" and reason:
+            happened = f"equivalent, {reason}"
+        by = f" by {' '.join(told)}" if happened.startswith("killed") else ""
+        print(f"{child.processor_s:5.1f} s {happened}: {trial.fault}{by}", flush=True)
+        if by and not self.sound.issuperset(trial.check):
+            self.killed.append(trial)
+        else:
+            self.found.append((trial.fault, happened.split(" (")[0]))
+
+    def _without_fault(self, trials: list[Trial], child: Child, happened: str) -> None:
+        fails = () if happened == "survived" else child.failed()
+        if fails:
+            print("fails without any fault, left out:", *fails, sep="\n    ", flush=True)
+            self.without |= dict.fromkeys(fails)
+        if happened in ("survived", "killed"):  # else the others did not run
+            self.sound |= set(child.arguments) - {"--collect-only", *fails}
+        # A test's parameters may have a name that only the fault gives.
+        unknown = happened == "killed (ended with 4)"
+        for trial in trials:
+            if unknown and (len(trials) > 1 or any("[" in one for one in trial.check)):
+                if len(trials) == 1:
+                    trial.check = tuple(one.split("[")[0] for one in trial.check)
+                trial.alone = True
+                self.killed.append(trial)
+                continue
+            left = any(one.startswith("tests/") for one in trial.less(self.without))
+            if happened == "survived" or self.sound.issuperset(trial.check):
+                self.found.append((trial.fault, "killed"))
+            elif left and self.without.keys() & set(trial.check):
+                self.waiting.append(trial)
+            elif left and fails:
+                self.killed.append(trial)
+            else:
+                shutil.copy(child.folder / "said", ROOT / "broken.log")
+                print(f"no test runs, see broken.log: {' '.join(trial.arguments)}", flush=True)
+                self.found.append((trial.fault, "survived"))
 
 
 def judged(
     faults: list[Fault], jobs: int, seconds: float = float("inf")
 ) -> list[tuple[Fault, str]]:
-    """Return every fault with what happened; print each as it is known.
+    """Return every fault with what happened; print each as it is known, with its processor time.
 
     seconds: no fault is planted later; the others are left out, and those whose tests run on.
     """
     begun = time.monotonic()
-    sound = [list(one) for one in dict.fromkeys(tuple(watching(f)) for f in faults)]
-    todo: list[tuple[Fault | None, list[str]]] = [(None, one) for one in sound]
-    todo += [(fault, watching(fault)) for fault in faults]
-    found: list[tuple[Fault, str]] = []
-    without: dict[tuple[str, ...], list[str]] = {}  # by arguments, what fails without any fault
-    broken: list[list[str]] = []  # arguments of tests that do not end without any fault
+    run = Run(faults)
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        (Path(name) / "cache").mkdir(mode=0o700)
+        _warmed(Path(name))
         free = [scratch(Path(name) / str(job)) for job in range(jobs)]
-        running: list[Child] = []
-        while todo or running:
+        running: list[tuple[list[Trial], Child]] = []
+        while run.waiting or run.killed or running:
             over = time.monotonic() - begun - seconds
             if over > 0:
-                todo.clear()
+                run.waiting.clear()
             if over > GRACE_S:
-                broken += _end(running)
-                break
-            ready = [one for one in todo if one[0] and tuple(one[1]) in without]
-            for one in [*ready, *(one for one in todo if one[0] is None)][: len(free)]:
-                todo.remove(one)
-                running.append(Child(*one, free.pop(), without.get(tuple(one[1]), [])))
+                for one in [one for one in running if one[1].fault is not None]:
+                    running.remove(one)
+                    free.append(one[1].stopped())
+                    print(f"left out, its tests were still running: {one[1].fault}", flush=True)
+            while free and (run.waiting or run.killed):
+                running.append(run.next(free.pop()))
             time.sleep(0.02)
-            for child in list(running):
-                happened = child.ended()
-                if not happened:
-                    continue
-                running.remove(child)
-                free.append(child.folder)
-                if child.fault is not None:
-                    _report(child.fault, time.monotonic() - child.began, happened, found)
-                    continue
-                fails = without[tuple(child.arguments)] = child.failed()
-                left = _less(child.arguments, fails)
-                if happened == "killed" and any(one.startswith("tests/") for one in left):
-                    print("fail without any fault, left out:", *fails, sep="\n    ", flush=True)
-                elif happened != "survived":
-                    broken.append(child.arguments)
-                    shutil.copy(child.folder / "said", ROOT / "broken.log")
-                    print(f"fail without any fault, see broken.log: {child.arguments}", flush=True)
-                    found += [(fault, "survived") for fault, one in todo if one == child.arguments]
-                    todo = [one for one in todo if one[1] != child.arguments]
-    return [
-        (fault, "survived" if watching(fault) in broken else happened) for fault, happened in found
-    ]
+            for trials, child in list(running):
+                if happened := child.ended():
+                    running.remove((trials, child))
+                    free.append(child.folder)
+                    run.after(trials, child, happened)
+    return run.found
 
 
-def _end(running: list[Child]) -> list[list[str]]:
-    """End tests that run on, whose faults are left out; return those of sound sources."""
-    for child in running:
-        os.killpg(child.pid, signal.SIGKILL)
-        os.waitpid(child.pid, 0)
-        print(f"left out, its tests were still running: {child.fault}", flush=True)
-    return [child.arguments for child in running if child.fault is None]
-
-
-def _report(fault: Fault, took_s: float, happened: str, found: list[tuple[Fault, str]]) -> None:
-    reason = _reason(fault)
-    if happened == "survived" and reason:
-        happened = f"equivalent, {reason}"
-    found.append((fault, happened))
-    print(f"{took_s:5.1f} s {happened}: {fault}", flush=True)
+def _warmed(folder: Path) -> None:
+    """Begin with what this user's tests compiled, which names the sources that it was made from."""
+    (folder / "cache").mkdir(mode=0o700)
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for made, place in (("gemmule/kernels", "cache/kernels"), ("gemmule-cuemu", "gemmule-cuemu")):
+        unfinished = shutil.ignore_patterns("*.lock", "build-*", "new-*", "probe-*")
+        if (own / made).is_dir():
+            with contextlib.suppress(shutil.Error):  # others may delete what is old meanwhile
+                shutil.copytree(own / made, folder / place, ignore=unfinished)
 
 
 def _reason(fault: Fault) -> str:
@@ -569,7 +633,13 @@ def main() -> int:
     if given.list:
         print(*faults, sep="\n")
         return 0
-    for name in ("numpy", "llvmlite", "ml_dtypes", "pytest"):  # once, for all children
+    for name in (
+        "numpy",
+        "llvmlite",
+        "ml_dtypes",
+        "hypothesis",
+        "pytest",
+    ):  # once, for all children
         importlib.import_module(name)
     every = judged(faults, given.jobs, given.seconds)
     found = [one for one in every if one[1] != "does not compile"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,17 @@ def test_dlpack_objects(how: str) -> None:
     y = gm.matvec(WithNamespace(A), WithNamespace(x))
     assert isinstance(y, Capsule)
     np.testing.assert_array_equal(np.from_dlpack(y), exact("matvec", A, x))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, Capsule])
+@pytest.mark.parametrize("how", ARRANGEMENTS)
+def test_a_product_lies_in_the_given_result_or_is_refused(how: str, kind: Any) -> None:
+    """A result that would have to be copied to be written would be lost with the copy."""
+    result = ARRANGEMENTS[how](np.zeros((7, 3)))
+    refused = how in ("misaligned", "swapped_bytes", "read_only", "zero_stride")
+    with pytest.raises((TypeError, ValueError), match="out is") if refused else nullcontext():
+        gm.matmul(kind(np.ones((7, 5))), kind(np.ones((5, 3))), out=kind(result))
+    np.testing.assert_array_equal(result, 0 if refused else 5)
 
 
 def test_dlpack_devices_and_kinds_that_are_refused() -> None:

@@ -143,6 +143,8 @@ def test_what_cannot_be_is_said() -> None:
     for wrong in (x, {"x": x}, 3):
         with pytest.raises(TypeError, match="batches"):
             gt.calibrate(model, wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="calibrate takes a"):
+        gt.calibrate(model.state_dict(), [x])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no batches"):
         gt.calibrate(model, [])
     with pytest.raises(ValueError, match="no linear layer"):

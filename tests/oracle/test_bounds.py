@@ -101,6 +101,21 @@ def test_a_bound_counts_products_that_underflow() -> None:
     np.testing.assert_allclose(bound, 8 * SMALLEST["float16"], rtol=0.01)
 
 
+def test_a_grouped_bound_rounds_the_codes_alone() -> None:
+    tokens, ones = np.full((3, 1), 8.0), np.ones((1, 2))
+    sizes = Magnitudes(tokens, ones, tokens @ ones, 0.0)
+    plain = Problem("grouped", 3, 2, 8, batch=2)
+    promise = Arithmetic("float32", chain=lambda p, q: 7)
+    np.testing.assert_allclose(sum_error(plain, promise, {}, sizes), 8 * grown(7))
+    coded = replace(plain, a="float16", b="uint8", quant=SPEC)
+    promise = replace(promise, inputs="float16")
+    share = grown(3, "float16") + grown(11) * (1 + grown(3, "float16"))
+    np.testing.assert_allclose(sum_error(coded, promise, {}, sizes), 8 * share, rtol=1e-3)
+    nothing = replace(sizes, product=np.zeros((3, 2)))  # of codes that underflow
+    bound = sum_error(coded, promise, {}, nothing)
+    np.testing.assert_allclose(bound, 8 * SMALLEST["float16"], rtol=0.01)
+
+
 def test_32_activations_share_a_scale_whatever_groups_the_matrix_has() -> None:
     sizes = np.repeat([1.0, 4.0, 2.0, 0.5, 3.0], 16)[:, None]
     magnitudes = Magnitudes(np.eye(80), sizes, np.zeros((80, 1)), 0.0)

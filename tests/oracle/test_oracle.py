@@ -172,6 +172,9 @@ def test_declared_float16_sums_are_bounded_and_exact_on_integers() -> None:
         verdict = judged(problem, "integers", n, run, promise)
         assert verdict.ok, verdict
         assert verdict.kind == "equality"
+    problem = replace(mutants.HALF, n=5000, m=3, alignment=2)
+    verdict = judged(problem, "integers", 1, run, promise)  # of which float32 holds every sum
+    assert (verdict.ok, verdict.kind) == (True, "bound"), verdict
 
 
 def test_declared_product_rounding_is_bounded() -> None:

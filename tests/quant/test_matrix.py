@@ -31,6 +31,11 @@ def test_sizes_reach_their_limits() -> None:
     for wrong in ((most + 1, 0), (0, most + 1), (-1, 0), (0, -1)):
         with pytest.raises(ValueError, match="sizes must lie in"):
             checks.shape(wrong)
+    for group in (-1, 1, most):
+        assert quantize(np.eye(3), group_size=group).group_size == group
+    for group in (-2, 0, most + 1):
+        with pytest.raises(ValueError, match=f"group_size is {group}"):
+            quantize(np.eye(3), group_size=group)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

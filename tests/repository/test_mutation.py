@@ -6,6 +6,8 @@ import ast
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -125,6 +127,45 @@ def test_a_file_of_which_nothing_is_said_is_watched_by_the_tests_that_import_it(
     for path in sorted((ROOT / "tools").rglob("*.py")):
         if path.stem not in timing:
             assert mutation.importing(str(path.relative_to(ROOT)))
+
+
+def _ended(fault: mutation.Fault | None, arguments: list[str], *failed: str) -> Any:
+    return SimpleNamespace(
+        fault=fault, arguments=arguments, processor_s=0.1, folder=Path(), failed=lambda: failed
+    )
+
+
+def test_a_test_that_fails_without_any_fault_kills_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        mutation, "Child", lambda fault, arguments, folder: _ended(fault, arguments)
+    )
+    faults = list(mutation.by_hand())[:3]
+    run = mutation.Run(faults)
+    for name in ("tests/a.py::sound", "tests/a.py::broken", "tests/a.py::named[2]"):
+        trials, child = run.next(Path())
+        run.after(trials, _ended(child.fault, child.arguments, name), "killed")
+    assert not run.waiting
+    assert not run.found
+    # A name that only the fault gives is found nowhere: then each runs alone, by its function.
+    trials, child = run.next(Path())
+    assert child.fault is None
+    assert len(child.arguments) == 3
+    run.after(trials, child, "killed (ended with 4)")
+    while run.killed or run.waiting:
+        trials, child = run.next(Path())
+        if child.fault is not None:
+            assert (child.fault, child.arguments[-1]) == (
+                faults[1],
+                "--deselect=tests/a.py::broken",
+            )
+            run.after(trials, child, "survived")
+        elif "tests/a.py::named[2]" in child.arguments:
+            run.after(trials, child, "killed (ended with 4)")
+        elif "tests/a.py::broken" in child.arguments:
+            run.after(trials, _ended(None, child.arguments, "tests/a.py::broken"), "killed")
+        else:
+            run.after(trials, child, "survived")
+    assert dict(run.found) == {faults[0]: "killed", faults[1]: "survived", faults[2]: "killed"}
 
 
 def test_a_campaign_replaces_its_last_record(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import inspect
 import pickle
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
 from device_tensors import Tensor
 from emulated_driver import emulated
+from gemmule import grouped
 from gemmule.core.problem import numpy_dtype
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung
@@ -24,6 +26,7 @@ from gemmule.grouped import GroupedPlan
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
+from gemmule.plan import Plan
 from gemmule_lab.verify import random_grouped
 from proofs import proofs
 
@@ -157,6 +160,24 @@ def test_a_plan_explains_itself_pickles_and_refuses_others() -> None:
         gm.plan("matmul", a, w[0], ENDS)
 
 
+def test_few_calls_of_groups_are_kept(
+    limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(grouped, MOST=2)
+    rows: list[int] = []
+    execute = Plan.execute
+
+    def counted(plan: Plan, left: Any, *others: Any) -> Any:
+        rows.append(len(left.array))
+        return execute(plan, left, *others)
+
+    monkeypatch.setattr(Plan, "execute", counted)
+    a, w = np.ones((6, 5)), np.ones((3, 5, 7))
+    for _ in range(2):
+        assert (gm.grouped_matmul(a, w, np.array([1, 3, 6], np.int32)) == 5).all()
+    assert rows == [1, 2, 3, 3]
+
+
 def test_a_stack_of_codes() -> None:
     a, w = operands(k=96)
     stack = gm.quantize_experts(w, bits=4, group_size=32)
@@ -220,6 +241,27 @@ def test_a_stack_is_each_expert_quantised_alone(number: int) -> None:
             np.testing.assert_array_equal(one.dequantize(dtype), whole[expert])
         np.testing.assert_array_equal(stack[expert].codes, alone.codes)
         np.testing.assert_array_equal(stack[expert].scales, alone.scales)
+
+
+@needs_emulator
+@pytest.mark.parametrize(("k", "n", "bits"), [(64, 16, 8), (64, 16, 4), (33, 3, 4)])
+def test_experts_of_a_stack_on_a_device(k: int, n: int, bits: int) -> None:
+    """Views, or where codes begin anywhere, copies."""
+    w = np.random.default_rng(k).standard_normal((3, k, n))
+    stack = gm.quantize_experts(w, bits=bits, group_size=32)
+
+    def look() -> None:  # its arrays are gone before the device is
+        moved = stack.to("cuda")
+        for expert in (0, 1, -1):
+            one, whole = moved[expert].T, moved.matrix.codes
+            place = one.codes.pointer - whole.pointer
+            assert (place == expert % 3 * n * whole.strides[0]) == (n == 16 or expert == 0)
+            for name in ("codes", "scales", "zeros"):
+                found = gm.asarray(getattr(one, name), device="cpu")
+                np.testing.assert_array_equal(found, getattr(stack[expert].T, name))
+
+    with emulated(1):
+        look()
 
 
 @needs_emulator
