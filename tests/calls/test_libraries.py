@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from children import printed
 from gemmule.arrays.interop import check_out, unwrap
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.core.problem import COMPLEX, FLOAT8, FLOATS, INTEGERS, numpy_dtype, result_dtype
-from children import printed
 from products import ARRANGEMENTS, Array, exact, small
 
 
