@@ -135,6 +135,8 @@ def _drawn(path: str, rng: random.Random) -> Fault | None:
     start, old, new, kind = rng.choice(places)
     fault = Fault(path, start, old, new, kind)
     if path.endswith(".py"):
+        if any(first <= start < last for first, last in _annotations(text)):
+            return None
         try:
             ast.parse(fault.apply(text))
         except SyntaxError:

@@ -161,6 +161,16 @@ def test_an_empty_input_overlaps_nothing_on_a_device_either() -> None:
         check_out(out, (3, 4), "float64", [unwrap(base[11:], "a")._replace(device="cuda:0")])
 
 
+def test_what_lies_before_a_result_or_behind_it_overlaps_nothing_on_a_device() -> None:
+    base = np.zeros(100)
+    out = unwrap(base[20:32].reshape(3, 4), "out")._replace(device="cuda:0")
+    for part in (base[:20], base[32:], base[19:9:-1]):
+        check_out(out, (3, 4), "float64", [unwrap(part, "a")._replace(device="cuda:0")])
+    for part in (base[:21], base[31:], base[20:10:-1]):
+        with pytest.raises(ValueError, match="overlaps an input"):
+            check_out(out, (3, 4), "float64", [unwrap(part, "a")._replace(device="cuda:0")])
+
+
 def test_quantised_matrices_that_differ_in_anything_have_forms_of_their_own() -> None:
     """What kernels must know of codes is in a form, which plans and all that is kept go by."""
     W, x = np.random.default_rng(2).standard_normal((64, 64)), np.ones(64, np.float32)

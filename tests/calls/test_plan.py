@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import pickle
 import platform
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from gemmule.backends.explained import explained
 from gemmule.core.caches import forget_plans
 from gemmule.core.registry import all_rungs
 from gemmule.plan import rebound, resolve
+from gemmule.rungs.quantized.cpu import packed_codes
 from gemmule.storage import tuned as tuned_store
 from planted import planted
 from products import ARRANGEMENTS, assert_same, exact, misaligned, small
@@ -534,3 +536,19 @@ def test_columns_given_for_a_batch_of_vectors_are_told_from_a_wrong_length() -> 
         gm.matvec(A, np.ones((4, 3), np.float32))
     with pytest.raises(ValueError, match=r"must be equal\.$"):
         gm.matvec(A, np.ones((5, 3), np.float32))
+
+
+def test_what_writes_columns_takes_no_copy_of_them() -> None:
+    if packed_codes.RUNG.available() is not None:
+        pytest.skip("this CPU cannot run it")
+    rng = np.random.default_rng(5)
+    Q = gm.quantize(small(rng, (512, 64), "float32"), bits=4)
+    X, out = small(rng, (300, 64), "float32"), np.empty((300, 512), np.float32)
+    plan = gm.plan("matmul", X, Q.T, rung="packed_codes")
+    assert plan.problem.layout_out == "col"
+    plan(X, Q.T, out=out)
+    tracemalloc.start()
+    plan(X, Q.T, out=out)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < out.nbytes / 2

@@ -189,6 +189,7 @@ def test_a_stack_of_codes() -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-4)
     again = gm.QuantizedStack.from_matrix(stack.matrix, len(ENDS))
     np.testing.assert_array_equal(gm.grouped_matmul(a, again, ENDS), found)
+    assert again != stack, "as matrices are: equal is what is the same"
     with pytest.raises(ValueError, match="are no 9 experts"):
         gm.QuantizedStack.from_matrix(stack.matrix, 9)
     rows = w.swapaxes(1, 2).reshape(-1, 96)
@@ -378,6 +379,10 @@ def test_the_struct_of_codes_says_what_the_header_says() -> None:
     assert struct.calcsize("<7Q") == 56
 
 
+class Subclass(Tensor):
+    """A tensor of a kind whose memory need not hold its numbers."""
+
+
 @needs_emulator
 def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_calls = pytest.importorskip("gemmule.dispatch.torch")
@@ -429,6 +434,10 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
         current[0] = 1
         judge(left, right, ends, straight=False)
         current[0] = 0
+        for place in range(3):
+            given = [left, right, ends]
+            given[place] = Subclass(given[place].array)
+            judge(*given, straight=False)
         right.negated = True  # its memory holds other numbers
         judge(left, right, ends, straight=False)
 

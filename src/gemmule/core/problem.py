@@ -112,8 +112,6 @@ def _default_result(a: str, b: str) -> str:
         return "float32" if a in FLOAT8 and b in FLOAT8 else _promote_float8(a, b)
     if {a, b} == {"float16", "bfloat16"}:
         return "float32"
-    if a == b:
-        return a
     if "bfloat16" in (a, b):  # wider floats hold every bfloat16; NumPy's table does not know it
         return a if b == "bfloat16" else b
     return str(np.result_type(a, b))
