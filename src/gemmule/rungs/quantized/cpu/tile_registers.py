@@ -33,10 +33,7 @@ from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 # Two pieces were not timed. 8-bit codes from memory are decoded more slowly. One piece again, with
 # numbers for the zeros that such a loop had: what further columns cost at 2048 x 2048.
 _CODES_PER_FMA = {"uint4": 0.61, "uint8": 0.23}
-_PER_FMA = {
-    "uint4": {1: 3.0, 2: 3.5, 3: 2.6},
-    "uint8": {1: 2.35, 2: 2.7, 3: 2.0},
-}
+_PER_FMA = {"uint4": {1: 3.0, 2: 3.5, 3: 2.6}, "uint8": {1: 2.35, 2: 2.7, 3: 2.0}}
 
 
 def _rounds(problem: Problem) -> bool:

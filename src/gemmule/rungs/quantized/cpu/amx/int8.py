@@ -207,13 +207,7 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
                     unpack(at, job.row_bytes, last, count, weights)
                 x = job.x + chunk * chunk_bytes_of_x
                 for panel in range(panels):
-                    add(
-                        work,
-                        weights,
-                        step,
-                        x + panel * job.x_step,
-                        totals + panel * TILE_BYTES,
-                    )
+                    add(work, weights, step, x + panel * job.x_step, totals + panel * TILE_BYTES)
             for panel in range(panels):
                 put(job, totals + panel * TILE_BYTES, row, last, panel)
         release()

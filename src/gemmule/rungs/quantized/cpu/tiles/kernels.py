@@ -15,14 +15,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs._cpu_vectors import zeros_of
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
-from gemmule.rungs.quantized.cpu._product import (
-    Prepare,
-    Product,
-    Rows,
-    Way,
-    by_kernel,
-    product_of,
-)
+from gemmule.rungs.quantized.cpu._product import Prepare, Product, Rows, Way, by_kernel, product_of
 from gemmule.rungs.quantized.cpu.tiles.ops import (
     RECORD_BYTES,
     TILE_COLUMNS,

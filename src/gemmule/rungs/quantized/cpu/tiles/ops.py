@@ -16,11 +16,7 @@ from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
 from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs._cpu_vectors import transposed
-from gemmule.rungs.quantized.cpu.vector.integers import (
-    dot,
-    rounded,
-    weight_planes,
-)
+from gemmule.rungs.quantized.cpu.vector.integers import dot, rounded, weight_planes
 
 TILE_COLUMNS = 8  # sums in registers: eight in integers and eight in floats
 WORDS = 8  # vectors of four activations in a record

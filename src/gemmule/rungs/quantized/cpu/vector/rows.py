@@ -36,13 +36,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     stored,
     takes_floats,
 )
-from gemmule.rungs.quantized.cpu._product import (
-    Product,
-    Rows,
-    Way,
-    by_kernel,
-    product_of,
-)
+from gemmule.rungs.quantized.cpu._product import Product, Rows, Way, by_kernel, product_of
 from gemmule.rungs.quantized.cpu.vector import activations, floats
 from gemmule.rungs.quantized.cpu.vector.codes import (
     Kind,
