@@ -32,7 +32,7 @@ from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import module_missing
 from gemmule_lab.report.render import terminal_table
-from gemmule_lab.report.tables import TableData, significant
+from gemmule_lab.report.tables import Column, significant, table_of
 
 
 class Timed(NamedTuple):
@@ -167,18 +167,14 @@ def command(device: str, evidence: Path | None) -> None:
     """
     ordinal = options.ordinal_of(device)
     pairs = crosscheck(ordinal=ordinal)
-    rows = tuple(
-        (
-            pair.product.title,
-            significant(pair.ours_s * 1e6),
-            significant(pair.theirs_s * 1e6),
-            f"{pair.difference_s * 1e6:+.2f}",
-            f"{100 * pair.difference_s / pair.ours_s:+.1f}",
-        )
-        for pair in pairs
+    columns: tuple[Column[Pair], ...] = (
+        ("product", lambda pair: pair.product.title, False),
+        ("ours, us", lambda pair: significant(pair.ours_s * 1e6), True),
+        ("NVBench, us", lambda pair: significant(pair.theirs_s * 1e6), True),
+        ("difference, us", lambda pair: f"{pair.difference_s * 1e6:+.2f}", True),
+        ("%", lambda pair: f"{100 * pair.difference_s / pair.ours_s:+.1f}", True),
     )
-    header = ("product", "ours, us", "NVBench, us", "difference, us", "%")
-    Console().print(terminal_table(TableData("two clocks", header, rows, (False, *[True] * 4))))
+    Console().print(terminal_table(table_of("two clocks", pairs, columns)))
     if evidence is not None:
         click.echo(f"wrote {write(evidence, pairs, ordinal)}")
 

@@ -25,15 +25,7 @@ from proofs.device import awkward, narrow
 
 RUNS = 100
 MIDDLE = 1  # of verify_cuda.awkward: 1030 x 2056, or 130 x 129 x 264
-GIANT_DTYPES = (
-    "float16",
-    "int8",
-    "uint8",
-    "uint4",
-    "bfloat16",
-    "float32",
-    "float8_e4m3fn",
-)
+GIANT_DTYPES = ("float16", "int8", "uint8", "uint4", "bfloat16", "float32", "float8_e4m3fn")
 RERUNS, GIANT, GIANT_BATCH = "reruns", "beyond 2^31", f"beyond 2^31, batch of {BATCH}"
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from gemmule.core.problem import BYTES, DTYPES, longest_int32_sum, result_dtype
 
-SHORT = {
-    "float8_e4m3fn, float8_e5m2": "float8",
-    "int16, int32, int64": "int16 to int64",
-}
+SHORT = {"float8_e4m3fn, float8_e5m2": "float8", "int16, int32, int64": "int16 to int64"}
 
 
 def results() -> str:

@@ -164,9 +164,7 @@ def _kernels(root: Path, number: str) -> str:
 
 
 def overview(
-    found: Mapping[str, Mapping[str, Finding]],
-    devices: Mapping[str, Mapping[str, Rows]],
-    up: str,
+    found: Mapping[str, Mapping[str, Finding]], devices: Mapping[str, Mapping[str, Rows]], up: str
 ) -> str:
     """Return the five documents in a table: question, our answer, verdicts, a chart of each."""
     lines = ["| document | it asks | our answer | of its claims |", "|---|---|---|---|"]

@@ -75,8 +75,7 @@ def _beside_stack(
 
     if routing is None:
         return multiply(a, ends, dtype)
-    given = routing.indices, routing.weights, ends, routing.epilogue
-    return composed(multiply, a, stack.experts, *given, dtype)
+    return composed(multiply, a, stack.experts, routing, ends, dtype)
 
 
 # ---- what runs ----------------------------------------------------------------------------------
@@ -217,10 +216,8 @@ def composed(
     multiply: Callable[[Any, Any, Any], Any],
     a: Any,
     experts: int,
-    indices: Any,
-    weights: Any,
+    routing: Routing,
     ends: Any,
-    epilogue: str | None,
     dtype: Any,
 ) -> Any:
     """Return a product with what surrounds it as operations that PyTorch differentiates.
@@ -229,6 +226,7 @@ def composed(
     is returned, and in which dtypes sums are kept, is that of `gemmule.grouped_matmul`.
     """
     dtype = a.dtype if dtype is None else dtype
+    indices, weights, epilogue = routing.indices, routing.weights, routing.epilogue
     plain = weights is None and epilogue is None
     wide = torch.float64 if a.dtype == torch.float64 else torch.float32
     if indices is None:
@@ -257,18 +255,16 @@ def _through_gate(sums: Any, epilogue: str | None) -> Any:
     return torch.nn.functional.silu(gates) * ups
 
 
-def routed_fake(
-    a: Any, w: Any, indices: Any, weights: Any, ends: Any, epilogue: Any, out_dtype: Any
-) -> Any:
+def routed_fake(a: Any, w: Any, routing: Routing, ends: Any, out_dtype: Any) -> Any:
     """Return what a result looks like, and raise as the product would.
 
     w: the shape and dtype of the experts' matrices; where these are codes, the dtype is that of A.
     """
     rows, matrices = _form(a), Form.packed(tuple(w[0]), _name(w[1]))
-    others = (None if one is None else _form(one) for one in (indices, weights, ends))
-    of_indices, of_weights, of_ends = others
+    named = routing.indices, routing.weights, ends
+    indices, weights, offsets = (None if one is None else _form(one) for one in named)
     options = Options(out_dtype=None if out_dtype is None else _name(out_dtype))
-    about = routed(rows, matrices, of_indices, of_weights, of_ends, epilogue, options)
+    about = routed(rows, matrices, indices, weights, offsets, routing.epilogue, options)
     return a.new_empty(about.shape, dtype=getattr(torch, about.out))
 
 
@@ -276,22 +272,22 @@ def _form(tensor: Any) -> Form:
     return Form(tuple(tensor.shape), tuple(tensor.stride()), _name(tensor.dtype), 16)
 
 
-def _routed_kernel(
-    a: Any, w: Any, indices: Any, weights: Any, ends: Any, epilogue: Any, *, out_dtype: Any = None
-) -> Any:
+def _routing(indices: Any, weights: Any, ends: Any, epilogue: Any) -> tuple[Routing, Any]:
+    return Routing(indices, weights, epilogue), ends
+
+
+def _routed_kernel(a: Any, w: Any, *around: Any, out_dtype: Any = None) -> Any:
     options = DEFAULT if out_dtype is None else Options(out_dtype=_name(out_dtype))
-    routing = Routing(indices, weights, epilogue)
+    routing, ends = _routing(*around)
     given = (one.detach() for one in (a, w))
     return general.untraced(routed_product, *given, ends, None, options, routing)
 
 
-def _routed_composed(
-    a: Any, w: Any, indices: Any, weights: Any, ends: Any, epilogue: Any, *, out_dtype: Any = None
-) -> Any:
+def _routed_composed(a: Any, w: Any, *around: Any, out_dtype: Any = None) -> Any:
     def multiply(rows: Any, ends: Any, dtype: Any) -> Any:
         return torch.ops.gemmule.grouped_matmul.default(rows, w, ends, out_dtype=dtype)
 
-    return composed(multiply, a, w.shape[0], indices, weights, ends, epilogue, out_dtype)
+    return composed(multiply, a, w.shape[0], *_routing(*around), out_dtype)
 
 
 # ---- gradients ----------------------------------------------------------------------------------
@@ -407,10 +403,8 @@ def _define() -> None:
     torch.library.register_fake("gemmule::grouped_matmul", _fake, lib=LIBRARY)
     torch.library.register_fake("gemmule::grouped_outer", _outer_fake, lib=LIBRARY)
 
-    def look(
-        a: Any, w: Any, i: Any, weights: Any, ends: Any, epilogue: Any, *, out_dtype: Any = None
-    ) -> Any:
-        return routed_fake(a, (w.shape, w.dtype), i, weights, ends, epilogue, out_dtype)
+    def look(a: Any, w: Any, *around: Any, out_dtype: Any = None) -> Any:
+        return routed_fake(a, (w.shape, w.dtype), *_routing(*around), out_dtype)
 
     torch.library.register_fake("gemmule::routed_matmul", look, lib=LIBRARY)
 

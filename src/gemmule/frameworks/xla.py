@@ -52,10 +52,7 @@ Buffer = _struct(
     ("dims", ctypes.POINTER(ctypes.c_int64)),
 )
 Values = _struct(
-    "Values",
-    ("size", ctypes.c_int64),
-    ("types", _Pointer),
-    ("values", ctypes.POINTER(_Pointer)),
+    "Values", ("size", ctypes.c_int64), ("types", _Pointer), ("values", ctypes.POINTER(_Pointer))
 )
 Attributes = _struct(
     "Attributes",

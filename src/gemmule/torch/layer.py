@@ -14,13 +14,7 @@ from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 from gemmule.torch.coded import Coded
 from gemmule.torch.floats import Floats, is_linear, weight_of
-from gemmule.torch.parts import (
-    PARTS,
-    Shape,
-    matrix_of,
-    placed,
-    tensor_of,
-)
+from gemmule.torch.parts import PARTS, Shape, matrix_of, placed, tensor_of
 from gemmule.torch.quantized_linear import again, check, differentiable, product_of
 from gemmule.torch.spread import SPREAD, refuse_spread
 

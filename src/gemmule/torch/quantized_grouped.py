@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gemmule.core.grouped import check_shapes, dtype_of
+from gemmule.core.grouped import Routing, check_shapes, dtype_of
 from gemmule.frameworks.grouped import (
     composed,
     register_of_stack,
@@ -78,15 +78,18 @@ def route(a: Any, indices: Any, weights: Any, epilogue: Any, *held: Any) -> torc
 
 
 def _route_composed(a: Any, indices: Any, weights: Any, epilogue: Any, *held: Any) -> Any:
+    routing = Routing(indices, weights, epilogue)
+
     def multiply(rows: Any, ends: Any, dtype: Any) -> Any:
         return torch.ops.gemmule.quantized_grouped.default(rows, ends, False, dtype, *held)
 
-    return composed(multiply, a, held[3], indices, weights, None, epilogue, None)
+    return composed(multiply, a, held[3], routing, None, None)
 
 
 def _route_fake(a: Any, indices: Any, weights: Any, epilogue: Any, *held: Any) -> Any:
     _check_place(a, indices, weights, held[0])
-    return routed_fake(a, (_shape(held), a.dtype), indices, weights, None, epilogue, None)
+    routing = Routing(indices, weights, epilogue)
+    return routed_fake(a, (_shape(held), a.dtype), routing, None, None)
 
 
 def _define() -> None:

@@ -51,23 +51,16 @@ def again(parts: Any, bias: Any, x: Any) -> torch.Tensor | None:
 _LAYER = "a layer"  # the name of its products among those that were served before
 
 
-def run(
-    x: torch.Tensor,
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    perm: torch.Tensor | None,
-    rows: int,
-    columns: int,
-    bits: int,
-    group_size: int | None,
-    transposed: bool = False,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return what the operator computes, of tensors that PyTorch need not know of."""
-    check(x, bias, columns if transposed else rows)
-    shape = Shape(rows, columns, bits, group_size)
-    matrix = matrix_of((codes, scales, zeros, perm), shape)
+def run(x: torch.Tensor, *given: Any) -> torch.Tensor:
+    """Return what the operator computes, of tensors that PyTorch need not know of.
+
+    given: codes, scales, zero points, perm; a `Shape`; then, unless they are left out, whether the
+    matrix is transposed, and the bias.
+    """
+    parts, shape = given[:4], Shape(*given[4:8])
+    transposed, bias = given[8:] + (False, None)[len(given) - 8 :]
+    check(x, bias, shape.columns if transposed else shape.rows)
+    matrix = matrix_of(parts, shape)
     return product_of(matrix, x.detach(), bias, "vecmat" if transposed else "matvec")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import gemmule as gm
 from gemmule.backends.cuda import driver
@@ -64,15 +65,16 @@ class DeviceBench(Bench):
         machine = cuda_launch.CudaBackend().machine(f"cuda:{self.ordinal}")
         ceilings = measure_ceilings(self.ordinal, max_seconds=max_seconds)
         names = tuple(driver.device_info(i).name for i in range(driver.device_count()))
-        return capture_environment(
+        caches = {"L2": machine.cache_bytes}
+        found = capture_environment(
             machine.name,
             "cuda",
             ceilings=ceilings,
             threads=machine.units,
             gpus=names,
-            clocks={"driver": driver_version()},
-            caches={"L2": machine.cache_bytes},
+            caches=caches,
         )
+        return replace(found, clocks={**found.clocks, "driver": driver_version()})
 
     def ceilings_again(self, max_seconds: float) -> Mapping[str, Ceiling]:
         """Return the ceilings as measured once more, where a row rises above them."""

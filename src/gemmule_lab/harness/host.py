@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,7 @@ def _error(op: str, left: Any, right: Any, out: Any, plan: gm.Plan) -> float:
     return verdict.ratio
 
 
+@dataclass(eq=False)
 class HostBench(Bench):
     """The CPU's bench; the matrices that the next product has too are made once.
 
@@ -116,24 +118,18 @@ class HostBench(Bench):
     """
 
     backend = "cpu"
+    seconds: float = 2.0
+    _: KW_ONLY
+    every_rung: bool = False
+    peers: Sequence[Peer] = field(default_factory=lambda: all_peers("cpu"))
+    cold_bytes: int | None = None
+    slowest_s: float = SLOWEST_CALL_S
+    beside_float32: bool = False
+    rests: InitVar[bool] = True
+    warm: bool = False
 
-    def __init__(
-        self,
-        seconds: float = 2.0,
-        *,
-        every_rung: bool = False,
-        peers: Sequence[Peer] | None = None,
-        cold_bytes: int | None = None,
-        slowest_s: float | None = None,
-        beside_float32: bool = False,
-        rests: bool = True,
-        warm: bool = False,
-    ) -> None:
+    def __post_init__(self, rests: bool) -> None:
         self.clock: Clock = HostClock() if rests else HostClock(longest_rest_s=0.0, settled_s=0.0)
-        self.beside_float32, self.warm = beside_float32, warm
-        self.seconds, self.every_rung, self.cold_bytes = seconds, every_rung, cold_bytes
-        self.slowest_s = SLOWEST_CALL_S if slowest_s is None else slowest_s
-        self.peers = all_peers("cpu") if peers is None else peers
         # Most operations per second seen of a peer, by operation and dtype: what a larger product
         # takes at least, since small products and a busy machine only ever show lower rates.
         self._rates: dict[tuple[str, str, str], float] = {}

@@ -266,9 +266,8 @@ _torch_absent = partial(module_missing, "torch")
 PEERS = (
     Peer("torch int8pack", "cpu", _torch_absent, int8_refuses, _int8_prepare, torch_mode),
     packing(
-        "torch int4pack", _int4_copies, absent=_torch_absent, refuses=_int4_refuses,
-        mode=torch_mode,
+        "torch int4pack", _int4_copies, absent=_torch_absent, refuses=_int4_refuses, mode=torch_mode
     ),
     *(_ort_peer(level) for level in ORT_LEVELS),
     *(_ort_peer(level, TWO_BITS) for level in ORT_LEVELS),
-)  # fmt: skip
+)

@@ -27,13 +27,12 @@ def capture_environment(
     ceilings: Mapping[str, Ceiling],
     threads: int,
     gpus: Sequence[str] = (),
-    clocks: Mapping[str, str] | None = None,
     caches: Mapping[str, int] | None = None,
 ) -> Environment:
     """Return the environment of a run on `device` (``backend``: ``cpu`` or ``cuda``).
 
-    gpus, clocks, caches: what a GPU back end knows (names, clock and power settings, bytes of its
-    L2); a CPU's own are read here. Versions are those of installed packages that matter.
+    gpus, caches: what a GPU back end knows (names, bytes of its L2); a CPU's own are read here.
+    Versions are those of installed packages that matter.
     """
     return Environment(
         device=device,
@@ -45,7 +44,7 @@ def capture_environment(
         versions={name: found for name in PACKAGES if (found := version_of(name))},
         commit=_commit(),
         threads=threads,
-        clocks={**_cpu_clocks(), **(clocks or {})},
+        clocks=_cpu_clocks(),
         ceilings=dict(ceilings),
         timestamp=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         caches=_cpu_caches() if backend == "cpu" else caches or {},

@@ -171,44 +171,24 @@ def working_dtype(problem: Problem) -> str:
     return "float64" if problem.b == "float64" else "float32"
 
 
-def takes_row(problem: Problem) -> bool:
-    """Whether codes are stored in layout ``row``, whichever way the product runs."""
-    return problem.quant is not None and problem.quant.layout == "row"
+def _takes(problem: Problem, *, transposed: bool | None = None, lanes: bool = False) -> bool:
+    """Whether codes are stored in layout ``row``, and the product runs across stored rows or not.
 
-
-def takes_row_along(problem: Problem) -> bool:
-    """Whether the product runs along stored rows of layout ``row``."""
+    transposed: None for either way. lanes: no 32-bit lane may hold codes of two groups.
+    """
     spec = problem.quant
-    return takes_row(problem) and spec is not None and not spec.transposed
-
-
-def takes_row_across(problem: Problem) -> bool:
-    """Whether the product runs across stored rows of layout ``row``."""
-    spec = problem.quant
-    return takes_row(problem) and spec is not None and spec.transposed
-
-
-def takes_lanes(problem: Problem) -> bool:
-    """Whether codes are stored in layout ``row``, no 32-bit lane with codes of two groups."""
-    return takes_row(problem) and _groups_fit_lanes(problem)
-
-
-def takes_lanes_along(problem: Problem) -> bool:
-    """Whether the product runs along stored rows, and no 32-bit lane holds codes of two groups."""
-    return takes_row_along(problem) and _groups_fit_lanes(problem)
-
-
-def takes_lanes_across(problem: Problem) -> bool:
-    """Whether the product runs across stored rows, and no 32-bit lane holds codes of two groups."""
-    return takes_row_across(problem) and _groups_fit_lanes(problem)
-
-
-def _groups_fit_lanes(problem: Problem) -> bool:
-    spec = problem.quant
-    if spec is None:
+    if spec is None or spec.layout != "row" or transposed not in (None, spec.transposed):
         return False
     size = spec.group_size
-    return size is None or size == -1 or size % codes_per_lane(spec.bits) == 0
+    return not lanes or size is None or size == -1 or size % codes_per_lane(spec.bits) == 0
+
+
+takes_row, takes_row_along, takes_row_across = (
+    functools.partial(_takes, transposed=way) for way in (None, False, True)
+)
+takes_lanes, takes_lanes_along, takes_lanes_across = (
+    functools.partial(_takes, transposed=way, lanes=True) for way in (None, False, True)
+)
 
 
 Chain = Callable[[Problem, Any], int]

@@ -11,11 +11,7 @@ from gemmule.backends.cpu.target import missing_vectors
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Suggestion
 from gemmule.rungs._cpu import spread_s
-from gemmule.rungs.quantized.cpu._operands import (
-    VECTOR_SIGNATURES,
-    float_arithmetic,
-    takes_lanes_along,
-)
+from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu.blocks.products import bind, tile_columns
 
 # Multiply-adds of the tile, codes decoded and numbers of B packed for each float32 multiply-add
@@ -37,13 +33,13 @@ RUNG = CpuRung(
     "codes, so no weight is moved.",
     source="Goto and van de Geijn 2008; BLIS, Van Zee and van de Geijn 2015",
     op="matmul",
-    signatures=VECTOR_SIGNATURES,
+    signatures=operands.VECTOR_SIGNATURES,
     layouts_b=("row", "col", "strided"),
     layouts_out=("row", "col"),
-    arithmetic=float_arithmetic(),
+    arithmetic=operands.float_arithmetic(),
     after="dequantise_blas",
     params={"rows": (480, 192, 96)},
-    accepts_quant=takes_lanes_along,
+    accepts_quant=operands.takes_lanes_along,
     suggest=_suggest,
     bind=bind,
     available=missing_vectors,

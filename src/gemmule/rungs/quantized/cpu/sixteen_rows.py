@@ -6,13 +6,14 @@ activation straight from memory, in all lanes, and nothing else is in the loop.
 
 from __future__ import annotations
 
+from gemmule.backends.cpu.simd import block_columns
 from gemmule.backends.cpu.target import missing_features
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Params
 from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.tiles.kernels import float_tiles, groups_are_records
-from gemmule.rungs.quantized.cpu.tiles.ops import TILE_COLUMNS, chunk_columns
+from gemmule.rungs.quantized.cpu.tiles.ops import TILE_COLUMNS
 
 # Products for each float32 multiply-add of a core, as in `few_columns`.
 _PER_FMA = {"uint4": 0.84, "uint8": 0.8}
@@ -20,8 +21,8 @@ _PER_FMA = {"uint4": 0.84, "uint8": 0.8}
 
 def _chain(problem: Problem, params: Params) -> int:
     """One sum along a chunk, one along the chunks, and three roundings of a weight."""
-    longest = chunk_columns(4)
-    return min(problem.reduction, longest) + -(-problem.reduction // chunk_columns(8)) + 4
+    longest = block_columns(4)
+    return min(problem.reduction, longest) + -(-problem.reduction // block_columns(8)) + 4
 
 
 RUNG = CpuRung(

@@ -9,22 +9,14 @@ nibbles; 48 rows share each tile of x. Where x may be rounded to 8 bits, one bfl
 from __future__ import annotations
 
 from gemmule.backends.cpu.amx import missing_tiles
-from gemmule.backends.cpu.simd import LANES
+from gemmule.backends.cpu.simd import LANES, block_columns
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
-from gemmule.rungs.quantized.cpu._operands import (
-    FLOAT32_SIGNATURES,
-    ROWS_PER_TASK,
-    Run,
-    columns_time,
-    float_arithmetic,
-    takes_row_along,
-)
+from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.amx.floats import bfloat16_tiles
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
 from gemmule.rungs.quantized.cpu.tiles.kernels import groups_are_chunks
-from gemmule.rungs.quantized.cpu.tiles.ops import chunk_columns
 from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 
 # Codes decoded, and products by the pieces of x, for each float32 multiply-add of a core (95 a ns;
@@ -33,10 +25,7 @@ from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 # Two pieces were not timed. 8-bit codes from memory are decoded more slowly. One piece again, with
 # numbers for the zeros that such a loop had: what further columns cost at 2048 x 2048.
 _CODES_PER_FMA = {"uint4": 0.61, "uint8": 0.23}
-_PER_FMA = {
-    "uint4": {1: 3.0, 2: 3.5, 3: 2.6},
-    "uint8": {1: 2.35, 2: 2.7, 3: 2.0},
-}
+_PER_FMA = {"uint4": {1: 3.0, 2: 3.5, 3: 2.6}, "uint8": {1: 2.35, 2: 2.7, 3: 2.0}}
 
 
 def _rounds(problem: Problem) -> bool:
@@ -62,11 +51,11 @@ def _chain(problem: Problem, params: Params) -> int:
     bits = 8 if problem.a == "uint8" else 4
     in_chunk = 17 + 3 * 16 // bits + 2
     if problem.quant is not None and problem.quant.has_zeros:
-        in_chunk = 3 * (in_chunk + chunk_columns(bits) // 32 * 3 + 17)  # the sum of x, too
-    return in_chunk + -(-problem.reduction // chunk_columns(bits)) + 3
+        in_chunk = 3 * (in_chunk + block_columns(bits) // 32 * 3 + 17)  # the sum of x, too
+    return in_chunk + -(-problem.reduction // block_columns(bits)) + 3
 
 
-def _bind(problem: Problem, params: Params) -> Run:
+def _bind(problem: Problem, params: Params) -> operands.Run:
     missing_tiles("bf16")  # the system has to be asked, whoever binds
     ways = bfloat16_tiles(_pieces(problem)), float_columns
     return bind_ways(*ways, columns=COLUMNS)(problem, params)
@@ -74,7 +63,7 @@ def _bind(problem: Problem, params: Params) -> Run:
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     products = {dtype: by_pieces[_pieces(problem)] for dtype, by_pieces in _PER_FMA.items()}
-    suggest = columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
+    suggest = operands.columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
     return suggest(problem, machine)
 
 
@@ -84,11 +73,11 @@ RUNG = CpuRung(
     "multiplies 16 rows x 32 columns with sixteen columns of activations.",
     source="AMX (TDPBF16PS); splitting as in Henry, Tang and Heinecke 2019",
     op="matmul",
-    signatures=FLOAT32_SIGNATURES,
-    arithmetic=float_arithmetic(_chain),
+    signatures=operands.FLOAT32_SIGNATURES,
+    arithmetic=operands.float_arithmetic(_chain),
     after="sixteen_rows",
-    params={"rows_per_task": ROWS_PER_TASK},
-    accepts_quant=lambda problem: takes_row_along(problem) and groups_are_chunks(problem),
+    params={"rows_per_task": operands.ROWS_PER_TASK},
+    accepts_quant=lambda problem: operands.takes_row_along(problem) and groups_are_chunks(problem),
     suggest=_suggest,
     bind=_bind,
     available=lambda: missing_tiles("bf16"),

@@ -11,17 +11,11 @@ from gemmule.backends.cpu.amx import missing_tiles
 from gemmule.backends.cpu.simd import LANES
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Params
-from gemmule.rungs.quantized.cpu._operands import (
-    FLOAT32_SIGNATURES,
-    ROWS_PER_TASK,
-    Run,
-    columns_time,
-    rounded_arithmetic,
-    takes_row_along,
-)
+from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu._product import bind_ways
-from gemmule.rungs.quantized.cpu.amx.int8 import groups_are_records, integer_tiles
+from gemmule.rungs.quantized.cpu.amx.int8 import integer_tiles
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
+from gemmule.rungs.quantized.cpu.tiles.kernels import groups_are_records
 from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 
 # Codes prepared and products for each float32 multiply-add of a core, which does 95 a nanosecond
@@ -32,7 +26,7 @@ _CODES_PER_FMA = {"uint4": 0.95, "uint8": 1.05}
 _PER_FMA = {"uint4": 3.3, "uint8": 3.2}
 
 
-def _bind(problem: Problem, params: Params) -> Run:
+def _bind(problem: Problem, params: Params) -> operands.Run:
     missing_tiles("int8")  # the system has to be asked, whoever binds
     return bind_ways(integer_tiles, float_columns, columns=COLUMNS)(problem, params)
 
@@ -43,12 +37,12 @@ RUNG = CpuRung(
     "8,192 products in 16 cycles. Scaling their sums then takes longer.",
     source="AMX (TDPBUSD); blocks of 32 activations as in llama.cpp's Q8_0",
     op="matmul",
-    signatures=FLOAT32_SIGNATURES,
-    arithmetic=rounded_arithmetic,
+    signatures=operands.FLOAT32_SIGNATURES,
+    arithmetic=operands.rounded_arithmetic,
     after="sixteen_rows_int8",
-    params={"rows_per_task": ROWS_PER_TASK},
-    accepts_quant=lambda problem: takes_row_along(problem) and groups_are_records(problem),
-    suggest=columns_time(
+    params={"rows_per_task": operands.ROWS_PER_TASK},
+    accepts_quant=lambda problem: operands.takes_row_along(problem) and groups_are_records(problem),
+    suggest=operands.columns_time(
         0.90, LANES, _PER_FMA, codes_per_fma=_CODES_PER_FMA, spreads=2, rounded=True
     ),
     bind=_bind,

@@ -30,6 +30,7 @@ from gemmule.backends.cpu.intrinsics import emit_prefetch
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import LANES, Value
 from gemmule.rungs._cpu_vectors import SECOND_CACHE
+from gemmule.rungs.quantized.cpu.blocks.halves import tiles_of
 from gemmule.rungs.quantized.cpu.tiles.ops import row_of_codes
 
 # Sixteen rows each; activations are loaded once for all of them, and the sums of three are as many
@@ -52,11 +53,6 @@ SUMS_BYTES = BLOCKS * TILE_BYTES
 # bfloat16 127, so a small whole number moved from one to the other comes out smaller by 2^112.
 MAGIC_BITS = 0x6400
 _BIAS_BETWEEN = 112
-
-
-def tiles_of(bits: int) -> int:
-    """Return how many tiles a chunk becomes."""
-    return 16 // bits
 
 
 def weights_bytes(bits: int) -> int:

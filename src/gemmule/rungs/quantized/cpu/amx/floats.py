@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
-from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, block_columns
 from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
 from gemmule.rungs.quantized.cpu._product import Make, Product, Rows, Way, product_of
 from gemmule.rungs.quantized.cpu.amx import bfloat16 as ops
 from gemmule.rungs.quantized.cpu.amx.bfloat16 import BLOCK_ROWS, BLOCKS, TABLE_BYTES
 from gemmule.rungs.quantized.cpu.amx.int8 import put_rows
-from gemmule.rungs.quantized.cpu.tiles.ops import chunk_columns
+from gemmule.rungs.quantized.cpu.blocks.halves import tiles_of
 
 _get, _put = load("float32", "float32"), store("float32", "float32")
 _put_long, _put_word = store("int64", "int64"), store("int32", "int64")
@@ -135,7 +135,7 @@ def _rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> K
     )
     prepare, weights = _prepare_kernel(bits, scale_dtype, has_zeros), ops.weights_bytes(bits)
     chunk_bytes_of_x, totals_at = ops.x_bytes(bits, pieces), _WEIGHTS_AT + 2 * weights
-    width = chunk_columns(bits)
+    width = block_columns(bits)
 
     @kernel
     def add_rows(job: Product, work: int, row: int, last: int) -> None:
@@ -209,7 +209,7 @@ def pack_kernel(bits: int, pieces: int) -> Kernel:
 
     exponent: biased, of the power of two to multiply by. out: zero-filled.
     """
-    pack, width, tiles = ops.pack_pair(pieces), chunk_columns(bits), ops.tiles_of(bits)
+    pack, width, tiles = ops.pack_pair(pieces), block_columns(bits), tiles_of(bits)
     chunk_bytes = ops.x_bytes(bits, pieces)
     per_pair, between, per_tile = ops.pair_of(bits)
 

@@ -26,17 +26,15 @@ from gemmule.backends.cpu.amx import (
 )
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, kernel, operation
-from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
-from gemmule.core.problem import Problem
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value, block_columns
 from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs._cpu_vectors import SECOND_CACHE, prefetch_lines
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
 from gemmule.rungs.quantized.cpu._product import Product, Rows, Way, product_of
-from gemmule.rungs.quantized.cpu.tiles.kernels import groups_are_chunks, rounded_records
+from gemmule.rungs.quantized.cpu.tiles.kernels import rounded_records
 from gemmule.rungs.quantized.cpu.tiles.ops import (
     RECORD_BYTES,
     WORDS,
-    chunk_columns,
     chunk_records,
     row_of_codes,
 )
@@ -168,7 +166,7 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
     )
     tables = chunk_records(bits) // span
     chunk_bytes_of_x = chunk_records(bits) * RECORD_BYTES
-    whole, unpacked_step, width = bits == 8, 8 * 64 // bits, chunk_columns(bits)
+    whole, unpacked_step, width = bits == 8, 8 * 64 // bits, block_columns(bits)
 
     @kernel
     def fill(job: Product, work: int, row: int, last: int, group: int) -> None:
@@ -207,13 +205,7 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
                     unpack(at, job.row_bytes, last, count, weights)
                 x = job.x + chunk * chunk_bytes_of_x
                 for panel in range(panels):
-                    add(
-                        work,
-                        weights,
-                        step,
-                        x + panel * job.x_step,
-                        totals + panel * TILE_BYTES,
-                    )
+                    add(work, weights, step, x + panel * job.x_step, totals + panel * TILE_BYTES)
             for panel in range(panels):
                 put(job, totals + panel * TILE_BYTES, row, last, panel)
         release()
@@ -222,11 +214,11 @@ def integer_rows(bits: int, scale_dtype: str, has_zeros: bool, span: int) -> Row
 
 
 def integer_tiles(parts: Stored, columns: int) -> Way:
-    """Return how a matrix is multiplied by columns rounded to 8 bits; see `groups_are_records`."""
+    """Return how a matrix is multiplied by columns rounded to 8 bits."""
     bits, has_zeros = parts.bits, parts.zeros is not None
     records = chunk_records(bits)
     size = -(-parts.row_bytes // BLOCK_BYTES) * records * RECORD_BYTES
-    span = min(parts.group, chunk_columns(bits)) // ACTIVATION_GROUP
+    span = min(parts.group, block_columns(bits)) // ACTIVATION_GROUP
     span = records if parts.group >= parts.n else span
     return Way(
         rows=integer_rows(bits, scale_dtype_of(parts), has_zeros, span),
@@ -238,11 +230,3 @@ def integer_tiles(parts: Stored, columns: int) -> Way:
         prepare=rounded_records(bits, has_zeros),
         alone_below=LANES * SERIAL_BYTES,
     )
-
-
-def groups_are_records(problem: Problem) -> bool:
-    """Whether a group is a row, or whole chunks, or what divides a chunk into whole records."""
-    if problem.quant is None or groups_are_chunks(problem):
-        return problem.quant is not None
-    size, chunk = problem.quant.group_size or 1, chunk_columns(problem.quant.bits)
-    return chunk % size == 0 and size % ACTIVATION_GROUP == 0

@@ -13,7 +13,7 @@ from gemmule.backends.cpu.atomics import unpacked_as
 from gemmule.backends.cpu.intrinsics import call_c, enter
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.simd import block_columns
-from gemmule.backends.cpu.steps import Place, Step, Steps, X, Y, buffer, per_team
+from gemmule.backends.cpu.steps import A, Place, Step, Steps, X, Y, buffer, per_team
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Params
@@ -46,10 +46,12 @@ _GAP = 16  # numbers between rows of sums: without it their lines meet in few se
 class Job(NamedTuple):
     """A product by many columns: kernels' addresses, operands, steps in bytes, sizes.
 
-    decode, multiply, multiply_last, pack, unpack: of `decode_kernel`, `chunk_kernel` (for whole
-    tiles of columns, and for a last one of one register), `pack_kernel`, and of what stores sums.
-    product: of a `Product`. B is packed to `packed` stretch by stretch: whole slivers, `wide`
-    columns together, then one of `last`. C_step: what `unpack` takes.
+    decode, multiply, multiply_last, pack, unpack: of what decodes codes, multiplies (whole tiles of
+    columns, and a last one of one register), packs B, and stores sums. product: of a `Product`. B
+    is packed to `packed` stretch by stretch: whole slivers, `wide` columns together, then one of
+    `last`; of tile registers what is least in each is noted at `noted`, and `refused` is where a 1
+    is written if they would lose something of B. exponent: the least of weights. C_step: what
+    `unpack` takes.
     """
 
     decode: int
@@ -62,8 +64,11 @@ class Job(NamedTuple):
     B_row: int
     B_column: int
     packed: int | Place
+    noted: int | Place
+    refused: int | Place
     C: int | Place
     C_row: int
+    C_column: int
     C_step: int
     m: int
     n: int
@@ -74,6 +79,7 @@ class Job(NamedTuple):
     last: int
     rows: int
     unit: int
+    exponent: int
     workspace: int
 
 
@@ -161,46 +167,55 @@ def kept_of(parts: Stored, pitch: int) -> Kept:
     )
 
 
-def _steps(
-    m: int,
-    ready: Kept,
-    dtypes: tuple[str, str],
-    sizes: tuple[int, int],
-    steps: tuple[tuple[int, ...], tuple[int, ...]],
-    unit: str,
-    rows: int,
-) -> Steps:
-    """Return the product with n columns; dtypes and steps of B and of C, sizes (k, n)."""
-    (k, n), (of_B, of_C), block = sizes, steps, block_columns(ready.bits)
+class Columns(NamedTuple):
+    """The columns that a matrix meets: dtypes and strides of B and of C, sizes (k, n) of B.
+
+    unit: the axis of B with unit stride; rows: of a share, at most.
+    """
+
+    dtypes: tuple[str, str]
+    sizes: tuple[int, int]
+    strides: tuple[tuple[int, ...], tuple[int, ...]]
+    unit: str
+    rows: int
+
+
+def job_of(ready: Kept, m: int, columns: Columns, axis: int = 1, **given: int | Place) -> Job:
+    """Return the job of a product with m rows, fields beside those of its operands as `given`.
+
+    axis: of C, along which lines of sums lie; where C does not lie so, `unpack` turns them.
+    """
+    (k, n), (of_B, of_C), stored = columns.sizes, columns.strides, columns.dtypes[1]
+    turned = (m, n)[axis] > 1 and of_C[axis] != ITEMSIZE[stored]
+    unpack = turn_kernel(stored) if turned else unpack_kernel(stored, "float32")
+    known: dict[str, int | Place] = {"m": m, "n": n, "k": k, "packed": buffer(), "refused": A}
+    known |= {"decode": ready.decode, "product": address(ready.product)}
+    known |= {"B": X, "B_row": of_B[0], "B_column": of_B[1], "unpack": unpack.address(6)}
+    known |= {"C": Y, "C_row": of_C[0], "C_column": of_C[1]}
+    known |= {"C_step": of_C[axis if turned else 1 - axis]}
+    return Job(**(dict.fromkeys(Job._fields, 0) | known | given))  # type: ignore[arg-type]
+
+
+def _steps(m: int, ready: Kept, columns: Columns) -> Steps:
+    """Return the product with n columns."""
+    (k, n), rows, block = columns.sizes, columns.rows, block_columns(ready.bits)
     tile, narrow = (register_tile("float32", one) for one in (False, True))
     padded, most = tile_columns(n), -(-m // narrow.rows)
     wide, last = padded // tile.columns * tile.columns, padded % tile.columns
     multiply, low = (chunk_kernel("float32", one, True).entry(*[int] * 8) for one in (False, True))
-    turned = n > 1 and of_C[1] != ITEMSIZE[dtypes[1]]
-    unpack = turn_kernel(dtypes[1]) if turned else unpack_kernel(dtypes[1], "float32")
     threads = thread_count()
     shares = min(most, -(-m // (rows * threads)) * threads)
     rows = -(-most // shares) * narrow.rows
     if m >= CHUNK * threads:
         rows = -(-rows // CHUNK) * CHUNK
     room = CHUNK * PITCH + rows * (padded + _GAP)
-    words = Job(
-        decode=ready.decode,
+    words = job_of(
+        ready,
+        m,
+        columns,
         multiply=multiply,
         multiply_last=low,
-        pack=pack_kernel(dtypes[0], ready.bits, ready.words, unit).address(7),
-        unpack=unpack.address(6),
-        product=address(ready.product),
-        B=X,
-        B_row=of_B[0],
-        B_column=of_B[1],
-        packed=buffer(),
-        C=Y,
-        C_row=of_C[0],
-        C_step=of_C[1] if turned else of_C[0],
-        m=m,
-        n=n,
-        k=k,
+        pack=pack_kernel(columns.dtypes[0], ready.bits, ready.words, columns.unit).address(7),
         block=block,
         tile=tile.columns,
         wide=wide,
@@ -250,7 +265,8 @@ def by_columns(
         of = (problem.b, y.dtype.name)
         for low in range(0, C.shape[1], most):
             some, to = x[:, low : low + most], y[:, low : low + most]
-            call = product(of, some.shape, (some.strides, to.strides), axis, rows)
+            strides = some.strides, to.strides
+            call = product(Columns(of, some.shape, strides, axis, rows))
             call(refused.ctypes.data, some.ctypes.data, to.ctypes.data)
         other = plainly() if refused[0] else None
         if other is not None:

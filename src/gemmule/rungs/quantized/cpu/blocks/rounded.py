@@ -21,14 +21,12 @@ from gemmule.backends.cpu.atomics import unpacked_as
 from gemmule.backends.cpu.intrinsics import call_c, enter, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.simd import block_columns, codes_per_lane
-from gemmule.backends.cpu.steps import A, Place, Step, Steps, X, Y, buffer, per_team
+from gemmule.backends.cpu.steps import Step, Steps, buffer, per_team
 from gemmule.backends.cpu.threads import thread_count
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
-from gemmule.rungs._cpu import address
 from gemmule.rungs._cpu_workspace import claimed, release, workspace
 from gemmule.rungs.matmul.cpu import _tile_steps
-from gemmule.rungs.matmul.cpu._tile import unpack_kernel
 from gemmule.rungs.matmul.cpu._tile_blocks import GROUP, LEAST_EXPONENTS, place_kernel
 from gemmule.rungs.matmul.cpu._tile_steps import (
     EXTREMES_BYTES,
@@ -39,10 +37,9 @@ from gemmule.rungs.matmul.cpu._tile_steps import (
 )
 from gemmule.rungs.quantized.cpu._operands import Run, Stored
 from gemmule.rungs.quantized.cpu.blocks import products
-from gemmule.rungs.quantized.cpu.blocks.columns import turn_kernel
 from gemmule.rungs.quantized.cpu.blocks.decode import pairs_kernel
 from gemmule.rungs.quantized.cpu.blocks.halves import in_columns, pack_kernel
-from gemmule.rungs.quantized.cpu.blocks.products import Kept, kept_of
+from gemmule.rungs.quantized.cpu.blocks.products import Columns, Job, Kept, job_of, kept_of
 from gemmule.rungs.quantized.cpu.plain.products import bind_blas
 from gemmule.rungs.quantized.cpu.vector.codes import kind_of, lifted_zeros
 
@@ -54,41 +51,6 @@ CHUNK_COLUMNS = 128  # across the rows, decoded at once
 _LARGEST = 2.0**127  # below it a weight is no infinity in bfloat16
 
 
-class Job(NamedTuple):
-    """A product by many columns: kernels' addresses, operands, steps in bytes, sizes.
-
-    decode, multiply, pack, unpack: of `decode_kernel` or `pairs_kernel`, `groups_kernel`,
-    `pack_kernel` or `lines_kernel`, and of what stores sums. product: of a `Product`. x is packed
-    to `packed` stretch by stretch, a panel of sixteen columns after the other, what is least in
-    each noted at `noted`. refused: where a 1 is written if tiles would lose something of this x.
-    exponent: the least of weights.
-    """
-
-    decode: int
-    multiply: int
-    pack: int
-    unpack: int
-    product: int
-    B: int | Place
-    B_row: int
-    B_column: int
-    packed: int | Place
-    noted: int | Place
-    refused: int | Place
-    C: int | Place
-    C_row: int
-    C_column: int
-    C_step: int
-    m: int
-    n: int
-    k: int
-    block: int
-    padded: int
-    rows: int
-    exponent: int
-    workspace: int
-
-
 _load, _note = unpacked_as(Job), _tile_steps.note_extremes()
 _put, _get = store("int64", "int64"), load("int64", "int64")
 _magnitude = load("uint16", "int32")
@@ -98,7 +60,7 @@ _magnitude = load("uint16", "int32")
 def pack_share(at: int, number: int) -> None:
     """Pack one panel of one stretch of x, and note its least element but 0."""
     job = _load(at)
-    panels = job.padded // TILE_ROWS
+    panels = job.wide // TILE_ROWS
     low, panel = number // panels * DEPTH, number % panels
     terms, first, noted = (
         min(DEPTH, job.k - low),
@@ -107,7 +69,7 @@ def pack_share(at: int, number: int) -> None:
     )
     nbytes = (terms + job.block - 1) // job.block * job.block * 2 * TILE_ROWS
     source = job.B + low * job.B_row + first * job.B_column
-    to = job.packed + 2 * low * job.padded + panel * nbytes
+    to = job.packed + 2 * low * job.wide + panel * nbytes
     columns = max(0, min(TILE_ROWS, job.n - first))
     call_c(job.pack, (source, job.B_column, job.B_row, columns, terms, to))
     for i in range(EXTREMES_BYTES // 8):
@@ -142,7 +104,7 @@ def check_share(at: int, number: int) -> None:
     """Refuse an x that tiles would lose something of: they take subnormal numbers for zeros."""
     job = _load(at)
     stretches, least = (job.k + DEPTH - 1) // DEPTH, 1 << 16
-    for i in range(stretches * job.padded // TILE_ROWS):
+    for i in range(stretches * job.wide // TILE_ROWS):
         least = min(least, _get(job.noted + EXTREMES_BYTES * i, 0))
     exponent = (least + 1) >> 7
     if exponent == 0 or exponent + job.exponent < LEAST_EXPONENTS:
@@ -242,7 +204,7 @@ def rows_kernel() -> Kernel:
         job = _load(at)
         if _get(job.refused, 0) != 0:
             return
-        part, begin, width = claimed(job.workspace), number * job.rows, job.padded // GROUP
+        part, begin, width = claimed(job.workspace), number * job.rows, job.wide // GROUP
         count, room = min(job.rows, job.m - begin), 2 * GROUP * DEPTH
         left, sums = part + SUMS_BYTES, part + SUMS_BYTES + 2 * room
         apart, now = SUMS_BYTES if job.k > DEPTH else 0, 0
@@ -250,7 +212,7 @@ def rows_kernel() -> Kernel:
         for low in range(0, job.k, DEPTH):
             blocks = (min(DEPTH, job.k - low) + job.block - 1) // job.block
             terms, unpack = blocks * job.block, job.unpack if low + DEPTH >= job.k else 0
-            right, panel = job.packed + 2 * low * job.padded, 2 * TILE_ROWS * terms
+            right, panel = job.packed + 2 * low * job.wide, 2 * TILE_ROWS * terms
             for top in range(0, count, GROUP):
                 row, some, first = begin + top, min(GROUP, count - top), low // job.block
                 here, there = left + now * room, left + (1 - now) * room
@@ -288,7 +250,7 @@ def columns_kernel(bits: int) -> Kernel:
         job = _load(at)
         if _get(job.refused, 0) != 0:
             return
-        part, begin, width = claimed(job.workspace), number * job.rows, job.padded // GROUP
+        part, begin, width = claimed(job.workspace), number * job.rows, job.wide // GROUP
         count, decoded = min(job.rows, job.m - begin), part + SUMS_BYTES
         ordered = decoded + 2 * CHUNK_COLUMNS * DEPTH
         sums, apart = ordered + GROUP * line, width * SUMS_BYTES
@@ -297,7 +259,7 @@ def columns_kernel(bits: int) -> Kernel:
         for low in range(0, job.k, DEPTH):
             some = min(DEPTH, job.k - low)
             terms = (some + STEP_TERMS - 1) // STEP_TERMS * STEP_TERMS
-            right, panel = job.packed + 2 * low * job.padded, 2 * TILE_ROWS * terms
+            right, panel = job.packed + 2 * low * job.wide, 2 * TILE_ROWS * terms
             for left in range(0, count, CHUNK_COLUMNS):
                 block = (begin + left) // chunk
                 blocks = min(each, every - block)
@@ -352,55 +314,31 @@ def _products(across: bool, parts: Stored) -> Callable[..., Steps]:
 _along, _across = (functools.partial(_products, across) for across in (False, True))
 
 
-def _steps(
-    across: bool,
-    m: int,
-    ready: Kept,
-    exponent: int,
-    dtypes: tuple[str, str],
-    sizes: tuple[int, int],
-    strides: tuple[tuple[int, ...], tuple[int, ...]],
-    unit: str,
-    rows: int,
-) -> Steps:
-    """Return the product with n columns; see `products`."""
-    (k, n), (of_B, of_C), chunk = sizes, strides, block_columns(ready.bits)
+def _steps(across: bool, m: int, ready: Kept, exponent: int, columns: Columns) -> Steps:
+    """Return the product with n columns."""
+    (k, n), chunk = columns.sizes, block_columns(ready.bits)
     padded, threads = -(-n // GROUP) * GROUP, thread_count()
     # Terms are padded to a `block`, shares of the rows of the product begin at a `piece`.
     block, piece = (STEP_TERMS, CHUNK_COLUMNS) if across else (chunk, GROUP)
     wanted = -(-m // (_SHARES_PER_THREAD * threads)) if threads > 1 else m
-    rows = -(-min(rows, wanted) // piece) * piece
-    item, axis = ITEMSIZE[dtypes[1]], 0 if across else 1  # of C, along which lines of sums lie
-    turned = (m, n)[axis] > 1 and of_C[axis] != item
-    unpack = turn_kernel(dtypes[1]) if turned else unpack_kernel(dtypes[1], "float32")
+    rows = -(-min(columns.rows, wanted) // piece) * piece
     packed_bytes = 2 * padded * -(-k // block) * block
     slots = -(-k // DEPTH) * (padded // TILE_ROWS)
     groups, room = rows // GROUP * (padded // GROUP) if k > DEPTH else 1, 4 * GROUP * DEPTH
     if across:
         groups = rows // GROUP * (padded // GROUP)
         room = 2 * CHUNK_COLUMNS * DEPTH + 4 * chunk * GROUP
-    pack = lines_kernel(unit) if across else pack_kernel(ready.bits, unit)
-    words = Job(
-        decode=ready.decode,
+    pack = lines_kernel(columns.unit) if across else pack_kernel(ready.bits, columns.unit)
+    words = job_of(
+        ready,
+        m,
+        columns,
+        axis=0 if across else 1,
         multiply=groups_kernel(across).entry(*[int] * 9, Ahead, *[int] * 6),
         pack=pack.address(6),
-        unpack=unpack.address(6),
-        product=address(ready.product),
-        B=X,
-        B_row=of_B[0],
-        B_column=of_B[1],
-        packed=buffer(),
         noted=buffer(packed_bytes),
-        refused=A,
-        C=Y,
-        C_row=of_C[0],
-        C_column=of_C[1],
-        C_step=of_C[axis if turned else 1 - axis],
-        m=m,
-        n=n,
-        k=k,
         block=block,
-        padded=padded,
+        wide=padded,
         rows=rows,
         exponent=exponent,
         workspace=workspace(room + (1 + groups) * SUMS_BYTES),

@@ -13,13 +13,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
 from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu._across import Across
-from gemmule.rungs.quantized.cpu._operands import (
-    SERIAL_BYTES,
-    Run,
-    Stored,
-    bound,
-    working_dtype,
-)
+from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Run, Stored, bound, working_dtype
 from gemmule.rungs.quantized.cpu._product import Rows, product_of
 from gemmule.rungs.quantized.cpu.plain import kernels
 from gemmule.rungs.quantized.cpu.plain.kernels import kind_of

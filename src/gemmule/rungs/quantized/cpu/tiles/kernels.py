@@ -10,26 +10,18 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.intrinsics import load, prefetch, store
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel
-from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, block_columns
 from gemmule.core.problem import Problem
 from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs._cpu_vectors import zeros_of
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
-from gemmule.rungs.quantized.cpu._product import (
-    Prepare,
-    Product,
-    Rows,
-    Way,
-    by_kernel,
-    product_of,
-)
+from gemmule.rungs.quantized.cpu._product import Prepare, Product, Rows, Way, by_kernel, product_of
 from gemmule.rungs.quantized.cpu.tiles.ops import (
     RECORD_BYTES,
     TILE_COLUMNS,
     add_columns,
     add_scaled,
     add_tile,
-    chunk_columns,
     chunk_records,
     plane_bytes,
     quantise_block,
@@ -47,7 +39,7 @@ def tile_rows(
 
     x: for every panel of a record's columns, or its own, x_step bytes apart, what each chunk meets.
     """
-    scale, width, fixed = load(scale_dtype, "float32"), chunk_columns(bits), 2 ** (bits - 1)
+    scale, width, fixed = load(scale_dtype, "float32"), block_columns(bits), 2 ** (bits - 1)
     add: Intrinsic | Kernel
     if integers:
         take, add, size = (
@@ -121,7 +113,7 @@ def _integer_panel(bits: int, has_zeros: bool, pieces: int) -> Intrinsic | Kerne
 def _float_panel(bits: int, columns: int, pieces: int) -> Kernel:
     """Return what `add_tile` does for `columns` columns of floats, whose zero points are off."""
     add, put_scaled, no_sums = add_columns(columns), add_scaled(columns), zeros_of(columns)
-    width = chunk_columns(bits) // pieces
+    width = block_columns(bits) // pieces
 
     @kernel
     def add_panel(weights: int, x: int, scales: int, zeros: int, totals: int) -> None:
@@ -196,14 +188,14 @@ def integer_tiles(parts: Stored, columns: int) -> Way:
 def float_tiles(parts: Stored, columns: int) -> Way:
     """Return how a matrix is multiplied by columns of floats as they are."""
     panel = TILE_COLUMNS if columns <= TILE_COLUMNS else 2 * TILE_COLUMNS
-    size = -(-parts.row_bytes // BLOCK_BYTES) * chunk_columns(parts.bits) * 4 * panel
+    size = -(-parts.row_bytes // BLOCK_BYTES) * block_columns(parts.bits) * 4 * panel
     return _way(parts, panel, panel, size, by_kernel(_arrange_kernel(panel)))
 
 
 def _way(
     parts: Stored, columns: int, panel: int, size: int, prepare: Prepare, *, integers: bool = False
 ) -> Way:
-    width = chunk_columns(parts.bits)
+    width = block_columns(parts.bits)
     pieces = 1 if parts.group >= parts.n else max(width // parts.group, 1)
     kind = parts.bits, columns, scale_dtype_of(parts), parts.zeros is not None, integers, pieces
     return Way(
@@ -223,7 +215,7 @@ def groups_are_records(problem: Problem) -> bool:
     spec = problem.quant
     if groups_are_chunks(problem) or spec is None or spec.group_size is None:
         return groups_are_chunks(problem)
-    width = chunk_columns(spec.bits)
+    width = block_columns(spec.bits)
     return width % spec.group_size == 0 and spec.group_size % ACTIVATION_GROUP == 0
 
 
@@ -233,4 +225,4 @@ def groups_are_chunks(problem: Problem) -> bool:
     if spec is None:
         return False
     size = spec.group_size
-    return size is None or size == -1 or size >= problem.k or size % chunk_columns(spec.bits) == 0
+    return size is None or size == -1 or size >= problem.k or size % block_columns(spec.bits) == 0

@@ -13,33 +13,24 @@ from typing import Any
 
 from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.jit import Intrinsic, operation
-from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value
+from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, ROWS, Value, block_columns
 from gemmule.core.rung import ACTIVATION_GROUP
 from gemmule.rungs._cpu_vectors import transposed
-from gemmule.rungs.quantized.cpu.vector.integers import (
-    dot,
-    rounded,
-    weight_planes,
-)
+from gemmule.rungs.quantized.cpu.vector.integers import dot, rounded, weight_planes
 
 TILE_COLUMNS = 8  # sums in registers: eight in integers and eight in floats
 WORDS = 8  # vectors of four activations in a record
 RECORD_BYTES = BLOCK_BYTES * (WORDS + 2)
 
 
-def chunk_columns(bits: int) -> int:
-    """Return how many columns of a row one chunk holds."""
-    return 8 * BLOCK_BYTES // bits
-
-
 def chunk_records(bits: int) -> int:
     """Return how many records one chunk meets."""
-    return chunk_columns(bits) // ACTIVATION_GROUP
+    return block_columns(bits) // ACTIVATION_GROUP
 
 
 def plane_bytes(bits: int) -> int:
     """Return the size of a transposed chunk, one byte for each code."""
-    return LANES * chunk_columns(bits)
+    return LANES * block_columns(bits)
 
 
 @functools.cache

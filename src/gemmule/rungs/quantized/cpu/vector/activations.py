@@ -11,10 +11,7 @@ from gemmule.backends.cpu import simd
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, operation
 from gemmule.core.rung import ACTIVATION_GROUP
-from gemmule.rungs.quantized.cpu.vector.integers import (
-    quantise_block,
-    record_bytes,
-)
+from gemmule.rungs.quantized.cpu.vector.integers import quantise_block, record_bytes
 from gemmule.rungs.quantized.cpu.vector.quads import (
     QUAD_COLUMNS,
     add_up_quad,

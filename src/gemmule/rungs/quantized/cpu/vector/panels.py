@@ -260,34 +260,22 @@ def strips_in_order(form: Form) -> Kernel:
 def across(parts: Stored) -> Across:
     """Return the products across the rows of a matrix, by blocks or by strips."""
     lifted, units = parts.kept(lifted_zeros), parts.m // 4 + parts.m % 4
+    how: dict[str, Any]
     form, x_step = strip_form_of(parts, lifted), 4 * block_columns(parts.bits)
     if form is not None:
         scales, zeros, groups, tables = operands = strip_operands(parts, form, lifted)
-        product = product_of(
-            parts,
-            x_step=x_step,
-            scales=address(scales),
-            zeros=0 if zeros is None else address(zeros),
-            first=address(groups),
-            lanes=address(tables),
-        )
-        kernels = strips_kernel(form), strips_in_order(form)
-        return Across(product, parts.codes.nbytes, *kernels, units=units, kept=operands)
-    blocks = blocks_of(parts.n, parts.bits, parts.group)
-    zeros_at = parts.zeros_address if lifted is None else lifted.place
-    first, lanes = address(blocks.first), address(blocks.lanes)
-    product = product_of(parts, x_step=x_step, zeros=zeros_at, first=first, lanes=lanes)
-    kind = kind_of(parts, lifted=lifted is not None)
-    kernels = panels_kernel(kind), results_in_order(parts.bits, by_words(blocks.pieces))
-    return Across(
-        product,
-        parts.codes.nbytes,
-        *kernels,
-        units=units,
-        x_bytes=16 * units,
-        prepare=in_fours,
-        kept=(blocks, lifted),
-    )
+        places = {"scales": address(scales), "zeros": 0 if zeros is None else address(zeros)}
+        places |= {"first": address(groups), "lanes": address(tables)}
+        kernels, how = (strips_kernel(form), strips_in_order(form)), {"kept": operands}
+    else:
+        blocks = blocks_of(parts.n, parts.bits, parts.group)
+        kind = kind_of(parts, lifted=lifted is not None)
+        places = {"zeros": lifted.place if lifted else parts.zeros_address}
+        places |= {"first": address(blocks.first), "lanes": address(blocks.lanes)}
+        kernels = panels_kernel(kind), results_in_order(parts.bits, by_words(blocks.pieces))
+        how = {"x_bytes": 16 * units, "prepare": in_fours, "kept": (blocks, lifted)}
+    product = product_of(parts, x_step=x_step, **places)
+    return Across(product, parts.codes.nbytes, *kernels, units=units, **how)
 
 
 def steps_across(parts: Stored, now: tuple[int, int]) -> Steps:

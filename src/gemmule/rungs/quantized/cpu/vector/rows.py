@@ -37,13 +37,7 @@ from gemmule.rungs.quantized.cpu._operands import (
     stored,
     takes_floats,
 )
-from gemmule.rungs.quantized.cpu._product import (
-    Product,
-    Rows,
-    Way,
-    by_kernel,
-    product_of,
-)
+from gemmule.rungs.quantized.cpu._product import Product, Rows, Way, by_kernel, product_of
 from gemmule.rungs.quantized.cpu.vector import activations, floats
 from gemmule.rungs.quantized.cpu.vector.codes import (
     Kind,
@@ -203,17 +197,8 @@ def columns_rows(kind: Kind, columns: int) -> Rows:
     return Rows(tiles)
 
 
-def float_columns(parts: Stored, columns: int) -> Way:
-    """Return how a matrix is multiplied by `columns` columns at once, as they are."""
-    return _columns(parts, columns, integers=False)
-
-
-def integer_columns(parts: Stored, columns: int) -> Way:
-    """Return how a matrix is multiplied by `columns` columns at once, rounded to 8 bits."""
-    return _columns(parts, columns, integers=True)
-
-
 def _columns(parts: Stored, columns: int, *, integers: bool) -> Way:
+    """Return how a matrix is multiplied by `columns` columns at once, as they are or rounded."""
     blocks = blocks_of(parts.n, parts.bits, parts.group)
     kind = kind_of(parts, integers=integers)
     x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
@@ -230,6 +215,11 @@ def _columns(parts: Stored, columns: int, *, integers: bool) -> Way:
         most_rows=max(simd.ROWS, SHARE_BYTES // parts.row_bytes & -simd.ROWS),
         alone_below=SERIAL_BYTES * columns,
     )
+
+
+float_columns, integer_columns = (
+    functools.partial(_columns, integers=rounded) for rounded in (False, True)
+)
 
 
 def _product_by(parts: Stored, blocks: Blocks, **given: int) -> Product:
