@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -45,7 +46,6 @@ LONE_LANES = (
     Lane(said.LONE_NAIVE, "naive", {"width": 1}),
     Lane(said.LONE_TILE, "shared_tile", {"tile": 1}),
 )
-COUNTED_LANES = tuple(Lane(name, name) for name in ("shared_tile", "rectangular_tile"))
 
 
 def steps(backend: str, full: bool) -> Iterable[Step]:
@@ -64,7 +64,7 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         (4096, ways.SHARED, ways.CUBLAS, ways.EIGEN, ways.HIS_EIGEN),
     ):
         if here := _here(names, gpu):
-            yield Task("warm-up", here, {"n": n}, totals.warm_up)
+            yield Task("warm-up", here, {"n": n}, functools.partial(totals.totals, repeats=0))
     yield from _totals((n for n in usual if n <= LARGEST[ways.SHARED]), gpu)
     if gpu:
         yield from _kernels()
@@ -111,7 +111,8 @@ def _kernels() -> Iterator[Step]:
             lone = (n, temperature) == (KERNEL_SIZES[0], "warm")
             lanes = (*KERNEL_LANES, *LONE_LANES) if lone else KERNEL_LANES
             yield Cell(said.KERNELS, "matmul", n, n, lanes, temperature, n, case={"n": n})
-    yield counting("matmul", COUNTED_LANES, {"n": COUNTED})
+    tiles = tuple(Lane(name, name) for name in ("shared_tile", "rectangular_tile"))
+    yield counting("matmul", tiles, {"n": COUNTED})
     yield Task("largest", (largest.FITS, said.REFUSED), {}, largest.largest)
 
 

@@ -88,15 +88,11 @@ def small_check(bench: Bench, names: Names, case: Case) -> Found:
     return found
 
 
-def warm_up(bench: Bench, names: Names, case: Case) -> Found:
-    """Run each named implementation once at its largest size, and judge it."""
-    return totals(bench, names, case, repeats=0)
-
-
 def totals(bench: Bench, names: Names, case: Case, repeats: int = by.REPEATS) -> Found:
     """Return the times of products of n x n, on the CPU and on the GPU in turns.
 
-    NumPy's pool of threads would disturb Eigen's, so it has no turn among the others.
+    NumPy's pool of threads would disturb Eigen's, so it has no turn among the others. Every result
+    is judged; without repeats each runs just once.
     """
     n, found = int(case["n"]), dict[str, Measured]()
     hosts = operands(n, np.random.default_rng(1))
