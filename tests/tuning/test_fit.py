@@ -168,6 +168,14 @@ def test_a_sample_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_products")
+def test_rungs_without_a_proof_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = sample.Sampler("cpu", seed=2)
+    monkeypatch.setattr(type(sampler.backend), "proved", lambda *args, **how: False)
+    sampler.measure([Problem("matvec", 64, 64)], quiet)
+    assert sampler.rows == []
+
+
+@pytest.mark.usefixtures("small_products")
 def test_rows_of_an_edited_rung_or_with_foreign_values_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,8 +9,10 @@ was ended goes on where it was; a row counts as long as no source of its rung ha
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +22,7 @@ from gemmule.choose import eligible
 from gemmule.core.problem import BYTES, FLOATS, HALVES, Problem, QuantSpec
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Machine, Params, Rung
+from gemmule.errors import DeviceError
 from gemmule.oracle.problems import make_problem
 from gemmule.storage import lines, models
 from gemmule.storage.sources import rung_digest
@@ -135,7 +138,7 @@ class Sampler:
 
     def __init__(self, device: str, *, place: Place | None = None, seed: int = 0) -> None:
         backend = backends.get("cpu" if device == "cpu" else "cuda")
-        self.machine: Machine = backend.machine(device)
+        self.backend, self.machine = backend, backend.machine(device)
         self.place = place_of(device, self.machine.cache_bytes) if place is None else place
         self.seed, self.path = seed, path_of(self.machine)
         self.rows = read(self.path, self.machine.backend)
@@ -174,6 +177,7 @@ class Sampler:
             Candidate(rung, rung.check_params(problem, found.params), found.expected_s)
             for rung in all_rungs(machine.backend)
             if rung.refusal(problem) is None and eligible(rung, problem)
+            if self.backend.proved(rung, problem, machine)
             if (found := rung.suggest(problem, machine)) is not None
         ]
         own.sort(key=lambda one: one.expected_s or math.inf)
@@ -186,7 +190,14 @@ class Sampler:
 
     def _keep(self, problem: Problem, ways: Sequence[Candidate]) -> None:
         """Time some ways in turns and write their rows."""
-        session = Session(problem, self.machine, self.place, self.seed)
+        try:
+            session = Session(problem, self.machine, self.place, self.seed)
+        except (DeviceError, MemoryError) as error:  # no room for it now, or no device any more
+            self.lost = str(error) if isinstance(error, DeviceError) and error.restart else ""
+            return
+        if self.machine.backend == "cuda":
+            with ThreadPoolExecutor(min(WAYS, os.cpu_count() or 1)) as pool:
+                list(pool.map(session.compile_quietly, ways))
         entries: list[Entry] = []
         for way in ways:
             found = session.admit(way)

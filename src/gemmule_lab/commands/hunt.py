@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gemmule_lab.commands import _options as options
 from gemmule_lab.commands.bench import FLOATS, QUANTIZED
+
+if TYPE_CHECKING:
+    from gemmule.core.problem import Problem
+    from gemmule_lab.harness.bench import Bench
+    from gemmule_lab.peers.peer import Peer
 
 VECTORS = ("matvec", "vecmat")
 PRODUCT_SECONDS = {"cpu": 0.5, "cuda": 0.2}
@@ -89,7 +94,6 @@ def hunt(
     from gemmule_lab.bench import hunt as work
     from gemmule_lab.bench import session
     from gemmule_lab.bench.suites import Suite
-    from gemmule_lab.harness.host import HostBench
     from gemmule_lab.peers.registry import named
 
     options.check_device(device)
@@ -115,13 +119,7 @@ def hunt(
     suite = Suite("random products", (), peers=(peer,), name="hunt", warm=hot, every_rung=ranks)
     bench = session.bench_of(suite, device, PRODUCT_SECONDS[backend])
     if backend == "cpu":  # the one that is raced alone
-        bench = HostBench(
-            PRODUCT_SECONDS[backend],
-            peers=(racer,),
-            beside_float32=True,
-            rests=not no_rests,
-            warm=hot,
-        )
+        bench = _beside(racer, rests=not no_rests, warm=hot)
     if backend == "cuda" and coded:
         drawn = work.products_of_codes(coded, seed)
     else:
@@ -141,12 +139,25 @@ def hunt(
         seconds=seconds,
         ceiling_seconds=CEILING_SECONDS[backend],
     )
+    model = _fitted(device, found.worst()) if fit else None
     told = {"file": path, "seed": seed, "summary": found.summary(), "products": found.finds}
-    if fit and found.finds:
-        from gemmule_lab.tune import device_model
+    return told | ({"model": model} if model else {})
 
-        told["model"] = device_model.make(device, products=0, beside=found.worst())
-    return told
+
+def _beside(racer: Peer, *, rests: bool, warm: bool) -> Bench:
+    """Return the bench of a CPU and one peer."""
+    from gemmule_lab.harness.host import HostBench
+
+    return HostBench(
+        PRODUCT_SECONDS["cpu"], peers=(racer,), beside_float32=True, rests=rests, warm=warm
+    )
+
+
+def _fitted(device: str, worst: Sequence[Problem]) -> dict[str, Any]:
+    """Measure these products all ways as well, and fit the device's model anew."""
+    from gemmule_lab.tune import device_model
+
+    return device_model.make(device, products=0, beside=worst)
 
 
 def _tell_left(peer: str, left: Sequence[str], *, asked: bool) -> None:
