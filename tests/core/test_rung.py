@@ -10,7 +10,7 @@ import pytest
 from children import printed
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
-from gemmule.core.problem import DTYPES, Problem, result_dtype
+from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, Problem, result_dtype
 from gemmule.core.registry import LADDERS, all_rungs, ladder
 from gemmule.core.rung import (
     BACKENDS,
@@ -154,7 +154,7 @@ def test_declared_spaces_are_sound(backend: str) -> None:
             assert out in DTYPES
             codes, plain = (b, a) if rung.folder == "grouped" else (a, b)
             assert plain in DTYPES
-            assert codes in DTYPES or (rung.quantized and codes in ("uint4", "uint8"))
+            assert codes in DTYPES or (rung.quantized and codes in ("uint4", "uint8", FLOAT4_DTYPE))
         assert type(rung) in {"cpu": (CpuRung,), "cuda": (CudaRung, LibraryRung)}[backend]
 
 

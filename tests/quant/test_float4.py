@@ -73,14 +73,15 @@ def test_the_scale_of_mxfp4_is_the_exponent_less_two(exponent: int) -> None:
 
 
 def test_the_scales_of_nvfp4_are_e4m3_over_one_factor() -> None:
-    W = weights(9, 64)
-    Q = gm.quantize(W, format="nvfp4")
-    factor = np.float32(np.abs(W).max().astype(np.float64) / 2688)
-    assert Q.factors is not None
-    assert np.array_equal(Q.factors, np.full((9, 1), factor))
-    sizes = np.abs(W.reshape(9, 4, 16)).max(-1) / np.float64(factor) / 6
-    assert np.array_equal(Q.scales, sizes.astype(np.float32).astype(ml_dtypes.float8_e4m3fn))
-    assert Q.scales.astype(np.float32).max() == 448
+    above = weights(9, 64)
+    for W in (above, -above):  # the largest of either sign
+        Q = gm.quantize(W, format="nvfp4")
+        factor = np.float32(np.abs(W).max().astype(np.float64) / 2688)
+        assert Q.factors is not None
+        assert np.array_equal(Q.factors, np.full((9, 1), factor))
+        sizes = np.abs(W.reshape(9, 4, 16)).max(-1) / np.float64(factor) / 6
+        assert np.array_equal(Q.scales, sizes.astype(np.float32).astype(ml_dtypes.float8_e4m3fn))
+        assert Q.scales.astype(np.float32).max() == 448
 
 
 @pytest.mark.parametrize("form", FORMATS)

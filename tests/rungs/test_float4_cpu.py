@@ -107,6 +107,27 @@ def test_any_order_of_operands_and_halves(form: Any, op: str) -> None:
         assert (np.abs(found - wanted) <= u * np.abs(wanted).max()).all()
 
 
+@pytest.mark.parametrize("name", TAKING)
+def test_the_ends_of_the_exponents(name: str) -> None:
+    """From 2^-127, which is no normal float32, to where the largest weight is a float32."""
+    rng, rung = np.random.default_rng(4), rung_called(name)
+    kinds: Any = "int8" if "int8" in name else "float"
+    for exponent in (0, 1, 2, 251):
+        scales = np.full((5, 4), exponent, np.uint8).view(ml_dtypes.float8_e8m0fnu)
+        codes = rng.integers(0, 256, (5, 64), np.uint8)
+        Q = gm.QuantizedMatrix.from_parts(codes, scales, shape=(5, 128), bits=4, group_size=32)
+        A = Q.T if "panels" in name else Q
+        x = np.where(np.arange(A.shape[1]) % 2, 2.0**-9, -1.0).astype(np.float32)
+        x *= np.float32(2.0**-9 if exponent > 2 else 1)
+        columns = x if rung.op == "matvec" else np.stack([x, -x], 1)
+        multiply: Any = gm.matvec if rung.op == "matvec" else gm.matmul
+        ours = multiply(A, columns, rung=name, activations=kinds)
+        exact = A.dequantize("float64")
+        truth, size = exact @ columns.astype(np.float64), np.abs(exact) @ np.abs(columns)
+        u = 2.0**-20 if kinds == "float" else 2.0**-7
+        assert (np.abs(ours - truth) <= u * size + 2.0**-146).all()
+
+
 def test_x_of_infinity_and_nan_goes_through() -> None:
     for form in ("mxfp4", "nvfp4"):
         Q = gm.quantize(np.eye(64) + 1, format=form)  # type: ignore[call-overload]

@@ -383,13 +383,8 @@ class QuantizedMatrix(Factor):
         tensors = {name: part for name, part in parts.items() if part is not None}
         if host.codes.nbytes % 8:  # keep the floats behind the codes aligned
             tensors["codes"] = tensors.pop("codes")
-        metadata = checks.to_metadata(
-            self.stored_shape,
-            self.bits,
-            self.group_size,
-            self.transposed,
-            floats=self.format is not None,
-        )
+        form = self.stored_shape, self.bits, self.group_size, self.transposed
+        metadata = checks.to_metadata(*form, floats=self.format is not None)
         if self.error is not None:
             metadata["error"] = repr(float(self.error))
         write_tensors(path, tensors, metadata, overwrite=overwrite)

@@ -141,5 +141,5 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
 def _holds(dtype: torch.dtype, scales: Any) -> bool:
     if not isinstance(scales, torch.Tensor) or scales.is_meta or scales.dtype == dtype:
         return True
-    kept = scales.to(dtype).to(torch.float64)
-    return bool(torch.allclose(kept, scales.to(torch.float64), rtol=0, atol=0, equal_nan=True))
+    kept, scales = scales.to(dtype).to(torch.float64), scales.to(torch.float64)
+    return bool(torch.allclose(kept, scales, rtol=0, atol=0, equal_nan=True))
