@@ -349,8 +349,8 @@ def bar_chart(
     ends: Mapping[str, tuple[float, float]] | None = None,
 ) -> Iterator[Picture]:
     """Yield a chart of bars in groups; nothing where there are no values."""
-    for (name, title, below), part in head.parts([list(groups)] if groups else [], str):
-        drawn, series = grouped({label: groups[label] for label in part}, unit, ends)
+    for (name, title, below), _ in head.parts([list(groups)] if groups else [], str):
+        drawn, series = grouped(groups, unit, ends)
         yield name, Bars(title, below, drawn, series, limit)
 
 
