@@ -42,6 +42,16 @@ QUIET = [
     ("matmul", Shard(1), Shard(0), Partial()),
 ]
 SHAPES = {"matvec": ((8, 6), (6,)), "vecmat": ((6,), (6, 8)), "matmul": ((8, 6), (6, 5))}
+# The same of batches of four, whose axis comes before the others.
+BATCHED = [
+    *((op, Shard(0), Shard(0), Shard(0)) for op in SHAPES),
+    ("matvec", Shard(1), Replicate(), Shard(1)),
+    ("matvec", Shard(2), Shard(1), Partial()),
+    ("vecmat", Replicate(), Shard(2), Shard(1)),
+    ("vecmat", Shard(1), Shard(1), Partial()),
+    ("matmul", Shard(1), Replicate(), Shard(1)),
+    ("matmul", Replicate(), Shard(2), Shard(2)),
+]
 
 
 def messages_sent() -> Any:
@@ -65,6 +75,8 @@ def rank_of(rank: int, port: int) -> None:
     meshes = [init_device_mesh("cpu", (WORLD,)), square]
     for op, left, right, wanted in QUIET:
         quiet_product(op, left, right, wanted, meshes[0])
+    for op, left, right, wanted in BATCHED:
+        quiet_product(op, left, right, wanted, meshes[0], (4,))
     rng = random.Random(7)
     for _ in range(CASES):
         random_product(rng, rng.choice(meshes))
@@ -139,8 +151,10 @@ def grouped_product(
         torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
-def quiet_product(op: str, left: Any, right: Any, wanted: Any, mesh: Any) -> None:
-    a, b = (sample(shape, seed) for seed, shape in enumerate(SHAPES[op]))
+def quiet_product(
+    op: str, left: Any, right: Any, wanted: Any, mesh: Any, batch: tuple[int, ...] = ()
+) -> None:
+    a, b = (sample((*batch, *shape), seed) for seed, shape in enumerate(SHAPES[op]))
     given = distribute_tensor(a, mesh, [left]), distribute_tensor(b, mesh, [right])
     with messages_sent() as messages:
         result = OURS[op](*given)

@@ -171,8 +171,11 @@ def test_lines_that_are_no_builds_are_passed_over(tmp_path: Path, line: str) -> 
 def test_the_tool_builds_what_changed_and_drops_what_is_gone(tmp_path: Path) -> None:
     rung = rung_named("p_threads")
     path = built.path_of((rung.folder, rung.name), tmp_path)
+    other = path.with_name("matvec.another.jsonl")
+    built.write(other, [built.Built("a", "b" * 64, "c" * 64)])
     assert list(rebuild.update([rung.name], tmp_path)) == [path]
     assert list(rebuild.update([rung.name], tmp_path)) == []
+    assert other.is_file(), "of which nothing was asked"
     found = list(lines.read(path, built.SCHEMA))
     assert {one["variant"] for one in found} == {one.name for one in proofs.variants(rung)}
     built.write(path, [built.Built(found[0]["variant"], "d" * 64, "e" * 64)])

@@ -104,7 +104,7 @@ def test_results_of_any_dtype_and_order_stay_silent(op: str) -> None:
 @pytest.mark.parametrize("method", ["rtn", "mse", "hqq", "gptq"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_quantising_stays_silent(method: Any, dtype: str) -> None:
-    """Of groups that are huge, tiny, of one sign, or all alike; and products with what they make."""
+    """Of groups that are huge, tiny, of one sign, or all alike; and products with them."""
     rng = np.random.default_rng(6)
     for group, scales in itertools.product((None, -1, 8), ("float32", "float16", "bfloat16")):
         if method == "gptq" and group is None:

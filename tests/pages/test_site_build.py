@@ -25,12 +25,16 @@ SECONDS = 240
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, str]) -> Path:
-    """The site, built once as `make site` builds it, elsewhere."""
+    """The site, built once as `make site` builds it, elsewhere, over one with another page."""
     folder = tmp_path_factory.mktemp("site")
+    gone = folder / "html" / gemmule.__version__ / "gone.html"
+    gone.parent.mkdir(parents=True)
+    gone.write_text("<html></html>")
     run = [sys.executable, "-m", "pages.site", "--root", str(ROOT), "--build", str(folder)]
     done = subprocess.run(run, env=tree, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr
+    assert not gone.exists()
     return folder / "html" / gemmule.__version__
 
 

@@ -38,6 +38,8 @@ CASES = (
     (33, 64, 8, 7, False),
     (17, 40, 8, None, True),
     (1, 90, 4, -1, False),
+    (18, 72, 4, 24, False),  # groups of a lane's columns and a half
+    (18, 44, 8, 4, False),
 )
 
 

@@ -17,12 +17,13 @@ import pytest
 
 import gemmule as gm
 from children import printed
-from gemmule.backends.cpu import simd, steps, target
+from gemmule.backends.cpu import pool, simd, steps, target
 from gemmule.core.problem import numpy_dtype
 from gemmule.core.rung import ACTIVATION_GROUP, Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu import _operands
+from gemmule.rungs.quantized.cpu.plain import products
 from gemmule.rungs.quantized.cpu.vector import activations as arranged
 from gemmule.rungs.quantized.cpu.vector import codes, integers, panels, quads, rows
 from quantized_products import (
@@ -553,3 +554,20 @@ def test_vectors_of_any_kind_give_the_same_bits(bits: int, op: str) -> None:
     whole = x.astype(np.int32)
     with pytest.raises(TypeError, match="int32"):
         plan(*((Q, whole) if op == "matvec" else (whole, Q)))
+
+
+def test_panels_take_threads_where_they_are_asked_to_and_no_others(
+    fault: Callable[..., Any],
+) -> None:
+    found: dict[bool, bool] = {}  # whether the pool is asked
+
+    def noted(sound: Any, parts: Any, working: str, threads: bool, now: Any) -> Any:
+        made = sound(parts, working, threads, now)
+        found[asked] = made.pool != 0
+        return made
+
+    fault(products, "_steps_across", noted)
+    Q, x = make_matrix(2048, 4096, 8, 32, "float32", "integer"), np.ones(2048, np.float32)
+    for asked in (True, False):
+        gm.vecmat(x, Q, rung="panels", params={"threads": asked})
+    assert found == {True: pool.team()[0] > 1, False: False}

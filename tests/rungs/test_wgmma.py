@@ -22,7 +22,7 @@ from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Rung, Step
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check
-from gemmule.oracle.problems import make_problem
+from gemmule.oracle.problems import edge_problems, make_problem
 from proofs import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
@@ -485,3 +485,20 @@ class _Codes:
 
 
 ENCODE = tensor_maps.encode
+
+
+@pytest.mark.parametrize("name", ["wgmma_repacked", "wgmma_int8", "wgmma_float8"])
+def test_copies_before_a_product_are_a_launch_that_is_expected(name: str) -> None:
+    """Else small products would go to kernels that copy first."""
+    rung, machine, met = RUNGS[name], proofs.proof_machine(), 0
+    slower = replace(machine, call_s=machine.call_s + 1.0)
+    for problem in edge_problems(rung.op, rung.signatures[0], rung.layouts):
+        if rung.refusal(problem) is not None or 0 in (problem.m, problem.k, problem.n):
+            continue
+        soon, late = rung.suggest(problem, machine), rung.suggest(problem, slower)
+        if soon is None or late is None:
+            continue
+        launches = len(rung.steps(problem, rung.check_params(problem, soon.params), machine))
+        assert late.expected_s - soon.expected_s > launches - 0.01
+        met += launches > 1
+    assert met

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,16 @@ def test_rotation_goes_on_across_contestants() -> None:
     for _, first, calls in clock.blocks:
         assert first == expected % sets, "a set came up again before the rotation was round"
         expected += calls
+
+
+def test_what_the_clock_has_prepared_is_not_prepared_again(fault: Callable[..., Any]) -> None:
+    clock, asked = FakeClock({"a": 0.02, "b": 0.03}), []
+    entries = entries_on(clock, 2)
+    runners = {"a": clock.prepare(entries[0])}
+    fault(clock, "prepare", lambda sound, one: asked.append(one.name) or sound(one))
+    budget = Budget(min_blocks=3, max_blocks=3, max_seconds=1e6)
+    assert set(sample(entries, clock, budget, runners=runners)) == {"a", "b"}
+    assert asked == ["b"]
 
 
 def test_host_clock_walks_the_sets_in_order() -> None:

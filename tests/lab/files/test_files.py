@@ -21,7 +21,7 @@ import safetensors.numpy
 import scipy.io
 import scipy.sparse
 
-from gemmule_lab.files.matrices import list_matrices, read_matrix
+from gemmule_lab.files.matrices import SUFFIXES, list_matrices, read_matrix
 from gemmule_lab.files.sources import Source, parse_source
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -50,6 +50,19 @@ def test_npy_is_mapped_with_its_order(tmp_path: Path, dtype: str) -> None:
         assert actual.strides == expected.strides
         assert not actual.flags.writeable
         assert isinstance(actual.base, np.memmap)
+
+
+def test_suffixes_are_read_in_capitals_too(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", MATRIX)
+    np.savez(tmp_path / "b.npz", A=MATRIX)
+    safetensors.numpy.save_file({"A": MATRIX}, tmp_path / "c.safetensors")
+    scipy.io.savemat(tmp_path / "d.mat", {"A": MATRIX})
+    scipy.io.mmwrite(tmp_path / "e.mtx", MATRIX.astype(np.float64))
+    found = sorted(tmp_path.iterdir())
+    assert {path.suffix for path in found} == set(SUFFIXES)
+    for path in found:
+        loud = path.rename(path.with_suffix(path.suffix.upper()))
+        np.testing.assert_array_equal(read_matrix(str(loud)), MATRIX)
 
 
 def test_npy_of_foreign_byte_order_is_read(tmp_path: Path) -> None:

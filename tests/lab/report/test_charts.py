@@ -318,7 +318,14 @@ def test_every_colour_of_a_drawing_has_one_for_dark_screens() -> None:
         assert not {tone for tone in used if f'"fill: {tone}"' not in sheet}, path.stem
 
 
-@pytest.mark.parametrize("name", ["003-cuda-rates-warm", "003-cuda-alternatives-cold"])
+ON_RECORD = (  # of each kind of chart one at least
+    "000-cuda-use", "000-cuda-gain-warm", "000-cuda-rates-warm-2", "001-cuda-times",
+    "002-cuda-traffic", "002-cuda-dtypes", "003-cuda-rates-warm", "003-cuda-alternatives-cold",
+    "004-cuda-five", "004-cuda-heights",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_RECORD)
 def test_pictures_on_record_are_what_is_drawn_today(name: str) -> None:
     """Their words at their places, for a head that says the same chart does not say how."""
     number, _, rest = name.partition("-")
