@@ -8,7 +8,6 @@ groups of 128 for smaller groups, and beside busy processes a bare loop of the s
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import functools
 import subprocess
 import sys
@@ -36,7 +35,7 @@ from gemmule_lab.harness.operands import drawn
 from gemmule_lab.peers.cpu_float import to_torch
 from gemmule_lab.peers.peer import module_missing
 from gemmule_lab.progress import say, tracked
-from gemmule_lab.records import results
+from gemmule_lab.records import log, results
 from gemmule_lab.records.rows import Environment, Facts, Row, speedup_of, times_of_us
 from gemmule_lab.report.render import print_table
 from gemmule_lab.report.tables import TableData, in_words, significant, speedup_text
@@ -61,8 +60,7 @@ BARE = "a bare loop of the same processor time"
 def start(bench: Bench, seconds: float, out: Path) -> Path:
     """Measure every case, `seconds` each, into a file of its own; print a table."""
     environment = measured_environment(bench, 2 * seconds)
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
-    path, rows = out / f"everyday-{stamp}.jsonl", list[Row]()
+    path, rows = log.fresh(out, "everyday"), list[Row]()
     results.append(path, [environment])
     try:
         count = len(SMALL) + len(SIDES) * _with_torch() + 4 + len(BUSY)

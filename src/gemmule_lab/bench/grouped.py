@@ -8,7 +8,6 @@ the right one, within the bound of our rung, before anything is timed.
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -24,6 +23,7 @@ from gemmule.oracle.problems import make_problem
 from gemmule.oracle.truth import grouped_reference
 from gemmule.storage import lines
 from gemmule_lab.harness.bench import in_turns
+from gemmule_lab.records import log
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.report.render import print_table
 from gemmule_lab.report.tables import Column, TableData, significant, table_of
@@ -281,8 +281,7 @@ def show(ordinal: int | None, out: Path) -> dict[str, Any]:
         found = measured(shape, ordinal)
         print_table(_table(shape, found))
         records += [{"device": device, **one} for one in found]
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
-    path = out / f"{'cpu' if ordinal is None else 'cuda'}-grouped-{stamp}.jsonl"
+    path = log.fresh(out, f"{'cpu' if ordinal is None else 'cuda'}-grouped")
     lines.write(path, records)
     click.echo(f"wrote {path}")
     return {"file": path, "products": records}

@@ -8,7 +8,6 @@ happens once a process.
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import numpy_dtype
 from gemmule.storage import lines
+from gemmule_lab.records import log
 from gemmule_lab.report.render import print_table
 from gemmule_lab.report.tables import Column, TableData, significant, table_of
 
@@ -192,8 +192,7 @@ def show(ordinal: int, sides: Sequence[int], out: Path) -> dict[str, Any]:
             print_table(_table(f"{op}, {side} x {side}, float32", parts))
             about = {"schema": 1, "op": op, "side": side}
             records += [{**about, **dataclasses.asdict(part)} for part in parts]
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
-    path = out / f"cuda-split-{stamp}.jsonl"
+    path = log.fresh(out, "cuda-split")
     lines.write(path, records)
     click.echo(f"wrote {path}")
     return {"file": path, "parts": records}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,12 @@ def bench_of(suite: Suite, device: str, seconds: float, peers: tuple[str, ...] =
     if "all" in peers:
         asked = tuple(peer.name for peer in all_peers("cuda"))
     kind = HostCostBench if suite.host_cost else DeviceBench
-    return kind(
-        ordinal_named(device),
-        seconds,
-        peers=asked,
-        rungs=suite.rungs,
-        warm=suite.warm,
-        every_rung=suite.every_rung,
-    )
+    what: dict[str, Any] = {
+        "rungs": suite.rungs,
+        "warm": suite.warm,
+        "every_rung": suite.every_rung,
+    }
+    return kind(ordinal_named(device), seconds, peers=asked, **what)
 
 
 @dataclass(slots=True)
@@ -75,7 +74,8 @@ class Session:
         try:
             for number, product in enumerate(tracked(todo, len(todo), "measuring"), 1):
                 self._measure(product, f"{number}/{len(todo)}")
-            self._settle(ceiling_seconds)
+            where = self.environment, self.path
+            self.rows, self.environment = settle(self.bench, self.rows, *where, ceiling_seconds)
         finally:
             self._show()
 
@@ -90,22 +90,22 @@ class Session:
         took = time.monotonic() - start
         say(f"[{place}] {product.title}: {in_words(found[0])} ({took:.1f} s)")
 
-    def _settle(self, seconds: float) -> None:
-        """Hold the new rows against the ceiling; if that is measured anew, rewrite the file."""
-        again = functools.partial(self.bench.ceilings_again, seconds)
-        rows, environment = settled(self.rows, self.environment, again)
-        if environment.id == self.environment.id:
-            return
-        before = [] if not self.known else earlier(self.path, self.environment)
-        results.replace(self.path, [*before, environment, *rows])
-        self.rows, self.environment = rows, environment
-
     def _show(self) -> None:
         held = results.read(self.path)
         print_tables(replace(held, rows=suite_rows(held, self.suite)), wide_console())
         for line in absences_in_words(self.absent, self.rows):
             click.echo(f"not timed: {line}")
         click.echo(f"wrote {self.path}; gemmule report {self.path} -o page.html makes a page of it")
+
+
+def settle(
+    bench: Bench, rows: Sequence[Row], environment: Environment, path: Path, seconds: float
+) -> tuple[list[Row], Environment]:
+    """Hold a run's rows against the ceilings; where those are measured anew, rewrite the file."""
+    found, final = settled(rows, environment, functools.partial(bench.ceilings_again, seconds))
+    if final.id != environment.id:
+        results.replace(path, [*earlier(path, environment), final, *found])
+    return found, final
 
 
 def earlier(path: Path, environment: Environment) -> list[Environment | Row]:

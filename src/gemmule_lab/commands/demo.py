@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,16 +37,14 @@ def demo(out: Path, seconds: float, made: bool, device: str | None) -> dict[str,
     model's are multiplied in bfloat16, int8 and int4 by 1 to 512 tokens, in two minutes. Results
     are on disk as soon as they are measured.
     """
-    import datetime as dt
-
-    from gemmule_lab.records import results
+    from gemmule_lab.records import log, results
     from gemmule_lab.report import render
 
     if device is not None:
         options.check_device(device)
     bench = None if device == "cpu" else _gpu(device)
-    stem = f"demo-{dt.datetime.now(dt.UTC).strftime('%Y%m%dT%H%M%S')}"
-    lines, page = out / f"{stem}.jsonl", out / f"{stem}.html"
+    lines = log.fresh(out, "demo")
+    page = lines.with_suffix(".html")
     stories: list[Story] = []
     try:
         if device is None or device == "cpu":
@@ -180,15 +177,10 @@ def _begin(bench: Bench, path: Path) -> Environment:
 
 
 def _settle(bench: Bench, outcome: Outcome, environment: Environment, path: Path) -> Environment:
-    """Hold the rows against the ceilings; where those are measured anew, rewrite the file."""
-    from gemmule_lab.bench.session import earlier
-    from gemmule_lab.harness.bench import settled
-    from gemmule_lab.records import results
+    from gemmule_lab.bench.session import settle
 
-    again = functools.partial(bench.ceilings_again, CEILING_SECONDS[bench.backend] / 2)
-    outcome.rows, final = settled(outcome.rows, environment, again)
-    if final.id != environment.id:
-        results.replace(path, [*earlier(path, environment), final, *outcome.rows])
+    seconds = CEILING_SECONDS[bench.backend] / 2
+    outcome.rows, final = settle(bench, outcome.rows, environment, path, seconds)
     return final
 
 

@@ -9,7 +9,6 @@ of a captured graph's product, cold, and all GPUs begin together.
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import re
 import shutil
@@ -66,39 +65,23 @@ def start(device: str, sizes: Sequence[int], out: Path) -> dict[str, Any]:
 
 def _measure(place: torch.device, sizes: Sequence[int], out: Path) -> dict[str, Any]:
     kind, dtype, world = place.type, DTYPES[place.type], dist.get_world_size()
-    dtype_name, transport, linked = (
-        str(dtype).removeprefix("torch."),
-        dist.get_backend(),
-        topology(),
-    )
+    transport = dist.get_backend()
     gpus = tuple(filter(None, together(None, "naming the GPUs", lambda: _gpu(place))))
     environment = capture_environment(
         (*gpus, cpu_name())[0], kind, ceilings={}, threads=torch.get_num_threads(), gpus=gpus
     )
     environment = replace(environment, data="integers from -1 to 1")
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
-    path, leads = out / f"distributed-{transport}-{world}-{stamp}.jsonl", dist.get_rank() == 0
+    path, leads = log.fresh(out, f"distributed-{transport}-{world}"), dist.get_rank() == 0
+    about = (str(dtype).removeprefix("torch."), world, transport, topology())
     if leads:
         log.append(path, KIND, [environment])
     for n in sizes:
         found = timed(prepared(n, dtype, place), place)
         alone = found[0][1].median
-        rows = [
-            DistributedRow(
-                environment=environment.id,
-                way=way.name,
-                n=n,
-                dtype=dtype_name,
-                world=world,
-                transport=transport,
-                topology=linked,
-                times_us=times,
-                over_alone=times.median / alone,
-                sent_bytes=way.sent_bytes,
-                messages=way.messages,
-            )
-            for way, times in found
-        ]
+        rows = []
+        for way, times in found:
+            cost = times, times.median / alone, way.sent_bytes, way.messages
+            rows.append(DistributedRow(environment.id, way.name, n, *about, *cost))
         if leads:
             log.append(path, KIND, rows)
             print_table(distributed_table(rows))

@@ -199,25 +199,10 @@ def reference(matrix: DeviceArray, vector: DeviceArray) -> tuple[np.ndarray, np.
     by_rows = matrix.strides[1] == 1
     stem = "reference_rows" if by_rows else "reference_columns"
     name = f"{stem}<{CTYPE[matrix.dtype]}, {CTYPE[vector.dtype]}>"
-    sums = DeviceArray.empty((rows,), "float64", matrix.ordinal)
-    sizes = DeviceArray.empty((rows,), "float64", matrix.ordinal)
-    arguments = launch_args.GEMV.pack(
-        matrix.pointer,
-        vector.pointer,
-        sums.pointer,
-        sizes.pointer,
-        rows,
-        columns,
-        1,
-        *matrix.strides,
-        0,
-        vector.strides[0],
-        0,
-        1,
-        0,
-        1.0,
-        0.0,
-    )
+    sums, sizes = (DeviceArray.empty((rows,), "float64", matrix.ordinal) for _ in range(2))
+    pointers = (one.pointer for one in (matrix, vector, sums, sizes))
+    steps = (*matrix.strides, 0, vector.strides[0], 0, 1, 0)
+    arguments = launch_args.GEMV.pack(*pointers, rows, columns, 1, *steps, 1.0, 0.0)
     per_block, threads = (8, 256) if by_rows else (64, 64)
     kernels = Kernels("operands.cu", (name,), matrix.ordinal)
     kernels.run(name, arguments, blocks=-(-rows // per_block), threads=threads)

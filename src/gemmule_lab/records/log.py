@@ -9,6 +9,7 @@ Files are untrusted: sizes, types and values are checked on reading.
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -44,6 +45,11 @@ class Log(Generic[R]):
     environments: Mapping[str, Environment]
     rows: tuple[R, ...]
     torn: bool = False
+
+
+def fresh(folder: Path, name: str) -> Path:
+    """Return a path for what a run writes: its name, and the time to the second."""
+    return folder / f"{name}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S}.jsonl"
 
 
 def append(path: Path, kind: str, items: Iterable[Any]) -> None:
