@@ -103,16 +103,9 @@ def assign(
         if [name for name, _ in mine] != list(mark.kernels):
             return
         at += len(mark.kernels)
-        yield Counted(
-            mark.op,
-            mark.rung,
-            mark.title,
-            device,
-            date,
-            mark.params,
-            mark.kernels,
-            together([counters for _, counters in mine]),
-        )
+        counted = together([counters for _, counters in mine])
+        where = mark.op, mark.rung, mark.title, device, date
+        yield Counted(*where, mark.params, mark.kernels, counted)
 
 
 def together(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -32,7 +32,7 @@ from gemmule_lab.harness.device import DeviceBench
 from gemmule_lab.harness.products import Product
 from gemmule_lab.peers.peer import module_missing
 from gemmule_lab.report.render import terminal_table
-from gemmule_lab.report.tables import TableData, significant
+from gemmule_lab.report.tables import Column, significant, table_of
 
 
 class Timed(NamedTuple):
@@ -102,19 +102,13 @@ def write(evidence: Path, pairs: Sequence[Pair], ordinal: int) -> Path:
     """Replace the file of both clocks' figures below a device's folder; return its path."""
     device = driver.device_info(ordinal).name
     path = evidence / slug(device) / FILE
-    about = {
-        "schema": SCHEMA,
-        "device": device,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "nvbench": importlib.metadata.version("cuda-bench"),
-    }
-    lines.write(
-        path,
-        (
-            {**about, "product": p.product.title, "ours_s": p.ours_s, "nvbench_s": p.theirs_s}
-            for p in pairs
-        ),
+    today, nvbench = dt.datetime.now(dt.UTC).date(), importlib.metadata.version("cuda-bench")
+    about = {"schema": SCHEMA, "device": device, "date": today.isoformat(), "nvbench": nvbench}
+    found = (
+        {**about, "product": p.product.title, "ours_s": p.ours_s, "nvbench_s": p.theirs_s}
+        for p in pairs
     )
+    lines.write(path, found)
     return path
 
 
@@ -167,18 +161,14 @@ def command(device: str, evidence: Path | None) -> None:
     """
     ordinal = options.ordinal_of(device)
     pairs = crosscheck(ordinal=ordinal)
-    rows = tuple(
-        (
-            pair.product.title,
-            significant(pair.ours_s * 1e6),
-            significant(pair.theirs_s * 1e6),
-            f"{pair.difference_s * 1e6:+.2f}",
-            f"{100 * pair.difference_s / pair.ours_s:+.1f}",
-        )
-        for pair in pairs
+    columns: tuple[Column[Pair], ...] = (
+        ("product", lambda pair: pair.product.title, False),
+        ("ours, us", lambda pair: significant(pair.ours_s * 1e6), True),
+        ("NVBench, us", lambda pair: significant(pair.theirs_s * 1e6), True),
+        ("difference, us", lambda pair: f"{pair.difference_s * 1e6:+.2f}", True),
+        ("%", lambda pair: f"{100 * pair.difference_s / pair.ours_s:+.1f}", True),
     )
-    header = ("product", "ours, us", "NVBench, us", "difference, us", "%")
-    Console().print(terminal_table(TableData("two clocks", header, rows, (False, *[True] * 4))))
+    Console().print(terminal_table(table_of("two clocks", pairs, columns)))
     if evidence is not None:
         click.echo(f"wrote {write(evidence, pairs, ordinal)}")
 

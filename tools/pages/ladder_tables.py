@@ -99,30 +99,14 @@ def rung_times(op: str, rung: Rung, rungs: Sequence[Rung], rows: Sequence[Row]) 
         previous = before(rung, rungs, present) or ""
         earlier.append(previous)
         share = row.percent_of_ceiling
-        body.append(
-            (
-                row.group,
-                significant(row.times_us.median),
-                *rates(row),
-                "" if share is None or row.problem.op == "matmul" else f"{share:.0f}",
-                _gain(row, previous),
-                _gain(row, ladder_times.TORCH),
-                _gain(row, ladder_times.PLAIN),
-                ", ".join(f"{name} {value}" for name, value in row.params.items()),
-            )
-        )
+        told = "" if share is None or row.problem.op == "matmul" else f"{share:.0f}"
+        gains = (_gain(row, other) for other in (previous, ladder_times.TORCH, ladder_times.PLAIN))
+        params = ", ".join(f"{name} {value}" for name, value in row.params.items())
+        time = significant(row.times_us.median)
+        body.append((row.group, time, *rates(row), told, *gains, params))
     names = " or ".join(dict.fromkeys(name for name in earlier if name))
-    header = (
-        "cold",
-        "us",
-        "GB/s",
-        "TFLOP/s",
-        "% of read ceiling",
-        f"x over {names}",
-        f"x over {ladder_times.TORCH}",
-        f"x over {ladder_times.PLAIN}",
-        PARAMETERS,
-    )
+    over = (f"x over {name}" for name in (names, ladder_times.TORCH, ladder_times.PLAIN))
+    header = ("cold", "us", "GB/s", "TFLOP/s", "% of read ceiling", *over, PARAMETERS)
     return table(header, body) if body else ""
 
 

@@ -14,54 +14,40 @@ PAGE, RECORD = Path("docs") / "reliability.md", Path("evidence") / "reliability.
 TESTS = "`make test`"
 APART = "environments: "
 
-# (promise, campaigns whose record counts or a figure in words, command)
-ROWS: tuple[tuple[str, str, str], ...] = (
-    ("right values from every rung", "gpu:cases", "`python -m proofs`"),
-    ("exact where sums are integers", "equality of every bit in each test of a rung", TESTS),
-    ("all sizes, not multiples alone", "sizes around each rung's own block sizes", TESTS),
-    ("64-bit offsets", "gpu:beyond", "`python -m extremes`"),
-    ("componentwise accuracy", "gpu:ratio", "`python -m proofs`"),
-    ("low precision as stated", "a bound derived from each rung's arithmetic", TESTS),
-    ("NaN and infinity by the IEEE rule", "one at a time, at every edge, in each rung", TESTS),
-    ("beta = 0 reads nothing", "run:gemv and gemm", "`python tests/scalars_campaign.py`"),
-    ("any strides", "five arrangements of every operand, and those of the tests", TESTS),
-    ("inputs and padding untouched", "canaries around the operands of every judged case", TESTS),
-    ("the same bits again", "gpu:runs", "`python -m extremes`"),
-    ("a batch is a loop", "bit for bit (batch invariance)", TESTS),
-    ("bad input is refused", "a typed error that names the argument", TESTS),
-    (
-        "conforms to public interfaces",
-        "run:suites of others",
-        "`python tests/external_campaign.py`",
-    ),
-    ("no memory error on a GPU", "gpu:sanitized", "`python -m sanitizer`"),
-    ("no memory error on a CPU", "the emulator under AddressSanitizer; guards", TESTS),
-    ("quantised round trips", "run:damaged files: quantised", "`python tests/corruption.py`"),
-    ("hostile files are safe", "run:damaged files", "`python tests/corruption.py`"),
-    (
-        "a corrupt cache is a miss",
-        "run:damaged files: tuned+compiled",
-        "`python tests/corruption.py`",
-    ),
-    ("writers lose nothing", "run:killed writers", "`python tests/corruption.py`"),
-    ("a tuned choice is never wrong", "each candidate is judged before it is timed", TESTS),
-    (
-        "faults are survived",
-        "run:forks beside 8 busy threads: compile+import+kernels & run:calls by threads",
-        "`python tests/fork_campaign.py`, `python tests/threads_campaign.py`",
-    ),
-    (
-        "Ctrl-C leaves a process that works",
-        "run:interrupts",
-        "`python tests/interrupts_campaign.py`",
-    ),
-    (
-        "the same bits in every environment",
-        "run:environments",
-        "`python tests/environments_campaign.py`",
-    ),
-    ("no code from data", "no pickle, eval or shell: ruff's rules S", "`make check`"),
-    ("the tests see faults", "run:planted faults", "`make mutants`"),
+# A line: promise | campaigns whose record counts, or a figure in words | command
+_ROWS = """
+right values from every rung | gpu:cases | `python -m proofs`
+exact where sums are integers | equality of every bit in each test of a rung | tests
+all sizes, not multiples alone | sizes around each rung's own block sizes | tests
+64-bit offsets | gpu:beyond | `python -m extremes`
+componentwise accuracy | gpu:ratio | `python -m proofs`
+low precision as stated | a bound derived from each rung's arithmetic | tests
+NaN and infinity by the IEEE rule | one at a time, at every edge, in each rung | tests
+beta = 0 reads nothing | run:gemv and gemm | `python tests/scalars_campaign.py`
+any strides | five arrangements of every operand, and those of the tests | tests
+inputs and padding untouched | canaries around the operands of every judged case | tests
+the same bits again | gpu:runs | `python -m extremes`
+a batch is a loop | bit for bit (batch invariance) | tests
+bad input is refused | a typed error that names the argument | tests
+conforms to public interfaces | run:suites of others | `python tests/external_campaign.py`
+no memory error on a GPU | gpu:sanitized | `python -m sanitizer`
+no memory error on a CPU | the emulator under AddressSanitizer; guards | tests
+quantised round trips | run:damaged files: quantised | `python tests/corruption.py`
+hostile files are safe | run:damaged files | `python tests/corruption.py`
+a corrupt cache is a miss | run:damaged files: tuned+compiled | `python tests/corruption.py`
+writers lose nothing | run:killed writers | `python tests/corruption.py`
+a tuned choice is never wrong | each candidate is judged before it is timed | tests
+faults are survived \
+| run:forks beside 8 busy threads: compile+import+kernels & run:calls by threads \
+| `python tests/fork_campaign.py`, `python tests/threads_campaign.py`
+Ctrl-C leaves a process that works | run:interrupts | `python tests/interrupts_campaign.py`
+the same bits in every environment | run:environments | `python tests/environments_campaign.py`
+no code from data | no pickle, eval or shell: ruff's rules S | `make check`
+the tests see faults | run:planted faults | `make mutants`
+"""
+ROWS = tuple(
+    tuple(TESTS if part.strip() == "tests" else part.strip() for part in line.split(" | "))
+    for line in _ROWS.strip().splitlines()
 )
 
 

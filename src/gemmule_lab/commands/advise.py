@@ -52,7 +52,7 @@ def advise(
 def _show(advices: list[Advice], costs: dict[tuple[int, int], Cost]) -> None:
     from gemmule_lab.demo import advise as work
     from gemmule_lab.report.render import print_table
-    from gemmule_lab.report.tables import TableData, byte_text, significant
+    from gemmule_lab.report.tables import Column, TableData, byte_text, significant, table_of
 
     body = []
     for shape, cost in costs.items():
@@ -64,20 +64,15 @@ def _show(advices: list[Advice], costs: dict[tuple[int, int], Cost]) -> None:
     header = ("shape", "format", *(f"us x{columns}" for columns in work.COLUMNS), "memory", "")
     numeric = (False, False, *[True] * (len(header) - 3), False)
     print_table(TableData("what each shape costs", header, tuple(body), numeric))
-    weights = tuple(
-        (
-            one.name,
-            f"{one.shape[0]} x {one.shape[1]}",
-            *(f"{one.errors[form]:.4f}" for form in work.BITS),
-            one.take,
-            one.reason,
-        )
-        for one in advices
+    weights: tuple[Column[Advice], ...] = (
+        ("weight", lambda one: one.name, False),
+        ("shape", lambda one: f"{one.shape[0]} x {one.shape[1]}", False),
+        ("error int8", lambda one: f"{one.errors['int8']:.4f}", True),
+        ("int4", lambda one: f"{one.errors['int4']:.4f}", True),
+        ("take", lambda one: one.take, False),
+        ("why", lambda one: one.reason, False),
     )
-    header = ("weight", "shape", "error int8", "int4", "take", "why")
-    print_table(
-        TableData("what to take", header, weights, (False, False, True, True, False, False))
-    )
+    print_table(table_of("what to take", advices, weights))
     busy = [f"{m} x {n}" for (m, n), cost in costs.items() if cost.disturbed]
     if busy:
         click.echo(f"\nother work took the processor from {', '.join(busy)}: measure again")

@@ -76,21 +76,15 @@ def compare(bert: SentenceModel, texts: Sequence[str]) -> list[Embedded]:
     right, found = vectors["float32"], []
     neighbours = {form: nearest(one) for form, one in vectors.items()}
     for form in FORMATS:
-        cosines = (vectors[form] * right).sum(1)
-        found.append(
-            Embedded(
-                form,
-                sum(weight.nbytes for weight in ways[form].values()),
-                together[form].median,
-                alone[form].median,
-                speedup_of(ratio(together[form], together["float32"])),
-                speedup_of(ratio(alone[form], alone["float32"])),
-                float(cosines.mean()),
-                float(cosines.min()),
-                int((neighbours[form] == neighbours["float32"]).sum()),
-                tuple(int(index) for index in neighbours[form]),
-            )
-        )
+        cosines, near = (vectors[form] * right).sum(1), neighbours[form]
+        nbytes = sum(weight.nbytes for weight in ways[form].values())
+        medians = together[form].median, alone[form].median
+        ratios = (ratio(one[form], one["float32"]) for one in (together, alone))
+        first, second = map(speedup_of, ratios)
+        same = int((near == neighbours["float32"]).sum())
+        alike = float(cosines.mean()), float(cosines.min()), same, tuple(map(int, near))
+        told = (form, nbytes, *medians, first, second, *alike)
+        found.append(Embedded(*told))
     return found
 
 

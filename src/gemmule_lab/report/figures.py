@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,17 +57,15 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
 
 
 def _by_format(
-    title: str, axes: Axes, pairs: Sequence[tuple[Row, Row | None]], point: Callable[[Row], Point],
-    lines: Sequence[Line] = (), machine: Environment | None = None,
-) -> Scatter:  # fmt: skip
+    title: str, axes: Axes, pairs: Sequence[tuple[Row, Row | None]], point: Callable[[Row], Point]
+) -> Scatter:
     points: dict[str, list[Point]] = {}
     rings: dict[str, list[Point]] = {}
     for ours, other in pairs:
         points.setdefault(claims.format_of(ours), []).append(point(ours))
         if other is not None:
             rings.setdefault(claims.format_of(ours), []).append(point(other))
-    marks = () if machine is None else _caches(machine)
-    return Scatter(title, axes, points, rings, RING, lines, marks)
+    return Scatter(title, axes, points, rings, RING)
 
 
 def _caches(machine: Environment) -> list[Mark]:
@@ -90,9 +89,8 @@ def times(rows: Sequence[Row], machine: Environment) -> Scatter | None:
         floor = [(max(x, least * read.value * 1e3 / MIB), max(y, least)) for x, y in limit]
         lines = [Line(f"read at {read.value:,.0f} GB/s", floor)]
     axes = Axes("MiB of matrix", "us a call", log_y=True)
-    return _by_format(
-        "Time over size", axes, pairs, lambda row: (_size(row), row.times_us.median), lines, machine
-    )
+    found = _by_format("Time over size", axes, pairs, lambda row: (_size(row), row.times_us.median))
+    return replace(found, lines=lines, marks=_caches(machine))
 
 
 def shares(rows: Sequence[Row], machine: Environment) -> Scatter | None:
@@ -106,14 +104,12 @@ def shares(rows: Sequence[Row], machine: Environment) -> Scatter | None:
     if not pairs:
         return None
     whole = [Line("the read ceiling", [(min(sizes), 100.0), (max(sizes), 100.0)])]
-    return _by_format(
-        "Share of the read ceiling over size",
-        Axes("MiB of matrix", "% of the read ceiling"),
-        pairs,
-        lambda row: (_size(row), row.percent_of_ceiling or math.nan),
-        whole,
-        machine,
+    axes = Axes("MiB of matrix", "% of the read ceiling")
+    title = "Share of the read ceiling over size"
+    found = _by_format(
+        title, axes, pairs, lambda row: (_size(row), row.percent_of_ceiling or math.nan)
     )
+    return replace(found, lines=whole, marks=_caches(machine))
 
 
 def errors(rows: Sequence[Row], machine: Environment) -> Scatter | None:

@@ -79,20 +79,10 @@ def _row(
             workspace = rung.workspace(example, params, machine)
             shared = max((step.smem for step in rung.steps(example, params, machine)), default=0)
         arithmetic = _arithmetic(rung, size)
-    return Row(
-        rungs.numbers[rung.name],
-        rung.name,
-        rung.title,
-        rung.idea,
-        "" if gain is None else str(gain),
-        rungs.branch(rung),
-        _dtypes(rung),
-        ", ".join(rung.layouts),
-        workspace,
-        shared,
-        arithmetic,
-        _proof(rung, machine, size, here),
-    )
+    place = rungs.numbers[rung.name], rung.name, rung.title, rung.idea
+    about = "" if gain is None else str(gain), rungs.branch(rung), _dtypes(rung)
+    proof = _proof(rung, machine, size, here)
+    return Row(*place, *about, ", ".join(rung.layouts), workspace, shared, arithmetic, proof)
 
 
 @functools.cache
@@ -168,16 +158,8 @@ def _proof(rung: Rung, machine: Machine, size: int, here: bool) -> str:
 
 
 HEADERS: tuple[str, ...] = (
-    "step",
-    "rung",
-    "technique and idea",
-    "gain on record over the step before",
-    "dtypes of A",
-    "A lies",
-    "workspace B",
-    "shared B",
-    "arithmetic",
-    "proof",
+    *("step", "rung", "technique and idea", "gain on record over the step before", "dtypes of A"),
+    *("A lies", "workspace B", "shared B", "arithmetic", "proof"),
 )
 
 
