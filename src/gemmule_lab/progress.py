@@ -11,18 +11,9 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 import click
+from rich import progress as rich_progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
 from gemmule.core.waiting import watched
@@ -72,9 +63,20 @@ def say(text: str) -> None:
 @contextmanager
 def bar() -> Iterator[Progress]:
     """Show a bar for each task that is added, with the time left."""
-    names, left = TextColumn("{task.description}", markup=False), TextColumn("left")
-    sizes = BarColumn(bar_width=16), MofNCompleteColumn()
-    with _shown([names, *sizes, TimeElapsedColumn(), left, TimeRemainingColumn()]) as shown:
+    names, left = (
+        rich_progress.TextColumn("{task.description}", markup=False),
+        rich_progress.TextColumn("left"),
+    )
+    sizes = rich_progress.BarColumn(bar_width=16), rich_progress.MofNCompleteColumn()
+    with _shown(
+        [
+            names,
+            *sizes,
+            rich_progress.TimeElapsedColumn(),
+            left,
+            rich_progress.TimeRemainingColumn(),
+        ]
+    ) as shown:
         yield shown
 
 
@@ -82,7 +84,11 @@ def bar() -> Iterator[Progress]:
 def working(words: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done, for as long as it takes; yields what changes the words."""
     with _shown(
-        [SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()]
+        [
+            rich_progress.SpinnerColumn(),
+            rich_progress.TextColumn("{task.description}", markup=False),
+            rich_progress.TimeElapsedColumn(),
+        ]
     ) as shown:
         task = shown.add_task(words, total=None)
         yield lambda other: shown.update(task, description=other)

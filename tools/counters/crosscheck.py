@@ -102,19 +102,13 @@ def write(evidence: Path, pairs: Sequence[Pair], ordinal: int) -> Path:
     """Replace the file of both clocks' figures below a device's folder; return its path."""
     device = driver.device_info(ordinal).name
     path = evidence / slug(device) / FILE
-    about = {
-        "schema": SCHEMA,
-        "device": device,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "nvbench": importlib.metadata.version("cuda-bench"),
-    }
-    lines.write(
-        path,
-        (
-            {**about, "product": p.product.title, "ours_s": p.ours_s, "nvbench_s": p.theirs_s}
-            for p in pairs
-        ),
+    today, nvbench = dt.datetime.now(dt.UTC).date(), importlib.metadata.version("cuda-bench")
+    about = {"schema": SCHEMA, "device": device, "date": today.isoformat(), "nvbench": nvbench}
+    found = (
+        {**about, "product": p.product.title, "ours_s": p.ours_s, "nvbench_s": p.theirs_s}
+        for p in pairs
     )
+    lines.write(path, found)
     return path
 
 

@@ -42,14 +42,12 @@ def bench_of(suite: Suite, device: str, seconds: float, peers: tuple[str, ...] =
     if "all" in peers:
         asked = tuple(peer.name for peer in all_peers("cuda"))
     kind = HostCostBench if suite.host_cost else DeviceBench
-    return kind(
-        ordinal_named(device),
-        seconds,
-        peers=asked,
-        rungs=suite.rungs,
-        warm=suite.warm,
-        every_rung=suite.every_rung,
-    )
+    what: dict[str, Any] = {
+        "rungs": suite.rungs,
+        "warm": suite.warm,
+        "every_rung": suite.every_rung,
+    }
+    return kind(ordinal_named(device), seconds, peers=asked, **what)
 
 
 @dataclass(slots=True)

@@ -184,14 +184,10 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
     with path.open("rb") as file:
         length = struct.unpack("<Q", file.read(8))[0]
         header = _json(path, file.read(length))
+    found = {name: one for name, one in header.items() if name in names}
     return {
-        name: _Entry(
-            header[name]["dtype"],
-            tuple(header[name]["shape"]),
-            8 + length + header[name]["data_offsets"][0],
-        )
-        for name in header
-        if name in names
+        name: _Entry(one["dtype"], tuple(one["shape"]), 8 + length + one["data_offsets"][0])
+        for name, one in found.items()
     }
 
 

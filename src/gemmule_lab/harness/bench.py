@@ -151,16 +151,9 @@ class Bench(ABC):
         TypeError, as planning raises them, where the rung does not serve the problem.
         """
         plan = sets.plan(rung, params)
-        about = Facts(
-            plan.problem,
-            facts.pop("kind", "rung"),
-            sets.temperature,
-            plan.params,
-            self.judged(sets, plan),
-            self.proof(plan),
-            named=rung is not None,
-            **facts,
-        )
+        case = plan.problem, facts.pop("kind", "rung"), sets.temperature, plan.params
+        found = self.judged(sets, plan), self.proof(plan)
+        about = Facts(*case, *found, named=rung is not None, **facts)
         return entry_over(name or plan.rung.name, self.calls(sets, plan), about, keep=sets)
 
     def theirs(

@@ -212,17 +212,9 @@ def _ort_model(problem: Problem, a: QuantizedMatrix, level: int, bits: int) -> b
         "S": np.ascontiguousarray(scales, np.float32).reshape(-1),
         "Z": pack_bits(points.astype(np.uint8), bits).reshape(-1),
     }
-    node = helper.make_node(
-        "MatMulNBits",
-        ["X", *tensors],
-        ["Y"],
-        domain="com.microsoft",
-        K=k,
-        N=rows,
-        bits=bits,
-        block_size=block,
-        accuracy_level=level,
-    )
+    about = {"K": k, "N": rows, "bits": bits, "block_size": block, "accuracy_level": level}
+    operands = ["X", *tensors], ["Y"]
+    node = helper.make_node("MatMulNBits", *operands, domain="com.microsoft", **about)
     columns = 1 if problem.op == "matvec" else problem.n
     graph = helper.make_graph(
         [node],

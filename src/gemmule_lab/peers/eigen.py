@@ -98,11 +98,5 @@ def _mode(flags: tuple[str, ...] = FLAGS) -> str:
 
 _refuses = functools.partial(plain_refusal, dtypes=("float32", "float64"))
 PEERS = (Peer("eigen", "cpu", _absent, _refuses, _prepare, _mode),)
-AS_001 = Peer(
-    "eigen, -O2 -mavx",
-    "cpu",
-    _absent,
-    _refuses,
-    functools.partial(_prepare, flags=DOCUMENTS),
-    functools.partial(_mode, DOCUMENTS),
-)
+_as_001 = functools.partial(_prepare, flags=DOCUMENTS), functools.partial(_mode, DOCUMENTS)
+AS_001 = Peer("eigen, -O2 -mavx", "cpu", _absent, _refuses, *_as_001)

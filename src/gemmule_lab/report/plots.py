@@ -8,20 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gemmule_lab.report.charts import (
-    Bar,
-    Bars,
-    Chart,
-    Dots,
-    Ends,
-    HeatMaps,
-    Line,
-    Lines,
-    Scatter,
-    number,
-    number_format,
-    short,
-)
+from gemmule_lab.report import charts
 from gemmule_lab.report.sheet import (
     DOTTED,
     INK,
@@ -64,7 +51,7 @@ DOTS = "dots are what was measured"
 DENSE = "; points without one lie closer than a dot is wide"
 
 
-def draw(chart: Chart, wide: float = WIDTH) -> str:
+def draw(chart: charts.Chart, wide: float = WIDTH) -> str:
     """Return a chart as an SVG document with title and description, and `drawn_of` in its head.
 
     wide: `NARROW` for what telephones show as well; lines and bars have one width.
@@ -74,17 +61,17 @@ def draw(chart: Chart, wide: float = WIDTH) -> str:
     with mpl.rc_context():
         mpl.rcdefaults()  # a user's own settings would change the drawing
         mpl.rcParams.update(SETTINGS)
-        if isinstance(chart, Lines):
+        if isinstance(chart, charts.Lines):
             return svg(_lines(chart), chart)
-        if isinstance(chart, Bars):
+        if isinstance(chart, charts.Bars):
             return svg(_bars(chart), chart)
-        if isinstance(chart, Scatter):
+        if isinstance(chart, charts.Scatter):
             return svg(_scatter(chart, wide), chart)
-        made = _heat_maps(chart, wide) if isinstance(chart, HeatMaps) else _dots(chart, wide)
+        made = _heat_maps(chart, wide) if isinstance(chart, charts.HeatMaps) else _dots(chart, wide)
         return svg(made, chart)
 
 
-def _lines(chart: Lines) -> Figure:
+def _lines(chart: charts.Lines) -> Figure:
     points = [*(p for line in chart.lines for p in line.points), *chart.axes.covers]
     low, high = min(x for x, _ in points), max(x for x, _ in points)
     low, high = (low, high) if low < high else (low / 2, high * 2)
@@ -109,7 +96,7 @@ def _lines(chart: Lines) -> Figure:
     return drawn
 
 
-def _line(axes: Axes, line: Line, dots: list[int], index: int) -> Line2D:
+def _line(axes: Axes, line: charts.Line, dots: list[int], index: int) -> Line2D:
     """Draw a line with its band; 36 of them differ in colours or dashes."""
     turn, place = divmod(index, len(SERIES))
     at, up = ([point[i] for point in line.points] for i in (0, 1))
@@ -117,7 +104,7 @@ def _line(axes: Axes, line: Line, dots: list[int], index: int) -> Line2D:
         lows, highs = ([ends[i] for ends in line.band] for i in (0, 1))
         shade: Look = {"color": SERIES[place], "alpha": 0.16, "linewidth": 0}
         axes.fill_between(at, lows, highs, gid="band", **shade)
-    tip = "; ".join(f"{number(at[i])}: {number(up[i])}" for i in dots)
+    tip = "; ".join(f"{charts.number(at[i])}: {charts.number(up[i])}" for i in dots)
     dashes = DASHES[(place + turn) % len(DASHES)]
     look: Look = {"color": SERIES[place], "linestyle": dashes, "linewidth": 2.2}
     look |= {"marker": "o", "markersize": 5.5, "markevery": dots}
@@ -126,7 +113,7 @@ def _line(axes: Axes, line: Line, dots: list[int], index: int) -> Line2D:
     return drawn
 
 
-def _scales(axes: Axes, chart: Lines, across: Ends, up: Ends) -> None:
+def _scales(axes: Axes, chart: charts.Lines, across: charts.Ends, up: charts.Ends) -> None:
     """Set what the axes show, from where to where, and their numbers."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
@@ -144,12 +131,12 @@ def _scales(axes: Axes, chart: Lines, across: Ends, up: Ends) -> None:
     else:
         axes.set_ylim(0, up[1] * 1.08)
     axes.yaxis.set_major_locator(LogLocator() if chart.axes.log_y else MaxNLocator(6))
-    axes.yaxis.set_major_formatter(lambda value, _: short(value))
+    axes.yaxis.set_major_formatter(lambda value, _: charts.short(value))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _dotted(line: Line, span: float) -> list[int]:
+def _dotted(line: charts.Line, span: float) -> list[int]:
     """Return the points that have dots: all but those close to both of their neighbours."""
     at = [ACROSS / span * math.log(x) for x, _ in line.points]
     gaps = [after - before for before, after in itertools.pairwise(at)]
@@ -160,7 +147,7 @@ def _dotted(line: Line, span: float) -> list[int]:
     ]
 
 
-def _marks(axes: Axes, chart: Lines, across: Ends) -> None:
+def _marks(axes: Axes, chart: charts.Lines, across: charts.Ends) -> None:
     """Draw ceilings, and marked places with words at the upper end of each one's own line.
 
     A line ends at its own row and crosses the rows below it. So all words stand to the right of
@@ -184,19 +171,12 @@ def _marks(axes: Axes, chart: Lines, across: Ends) -> None:
         axes.axvspan(low, max(low, high), color=INK, alpha=0.1, linewidth=0)
         ends = (mark.at, mark.at), (0, 1 + (up + 10) / PLOT)
         axes.plot(*ends, transform=place, clip_on=False, in_layout=False, **LIMIT)
-        side: Look = {"ha": "left" if after else "right", "textcoords": "offset points"}
-        axes.annotate(
-            mark.label,
-            (mark.at, 1),
-            (6 if after else -6, up),
-            place,
-            in_layout=False,
-            **side,
-            **halo(),
-        )
+        side: Look = {"ha": "left" if after else "right", "in_layout": False, **halo()}
+        beside = (6 if after else -6, up)
+        axes.annotate(mark.label, (mark.at, 1), beside, place, textcoords="offset points", **side)
 
 
-def _bars(chart: Bars) -> Figure:
+def _bars(chart: charts.Bars) -> Figure:
     groups = [list(bars) for _, bars in itertools.groupby(chart.bars, lambda bar: bar.label)]
     above = max(len(group[0].label) for group in groups) > BESIDE  # names take rows of their own
     rows = len(chart.bars) + (0.3 + 0.8 * above) * len(groups)
@@ -238,7 +218,7 @@ def _bars(chart: Bars) -> Figure:
     return drawn
 
 
-def _bar(axes: Axes, bar: Bar, y: float, start: float) -> None:
+def _bar(axes: Axes, bar: charts.Bar, y: float, start: float) -> None:
     """Draw a bar's parts, its range, and its note behind them."""
     end = start
     for index, part in enumerate(bar.parts):
@@ -276,7 +256,7 @@ def _legend(
     axes.legend(keys, names, ncols=columns, borderaxespad=0.2, handlelength=1.0, **place)
 
 
-def _heat_maps(chart: HeatMaps, wide: float) -> Figure:
+def _heat_maps(chart: charts.HeatMaps, wide: float) -> Figure:
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
     values = [value for cells in chart.panels.values() for value in cells.values()]
@@ -297,20 +277,15 @@ def _heat_maps(chart: HeatMaps, wide: float) -> Figure:
         )
         axes.set(xlabel=chart.axes[1], ylabel=chart.axes[0], ylim=(len(rows), 0))
         axes.set_title(title, gid="name")
-        axes.set_xticks([i + 0.5 for i in range(len(columns))], [short(n) for n in columns])
-        axes.set_yticks([i + 0.5 for i in range(len(rows))], [short(n) for n in rows])
+        axes.set_xticks([i + 0.5 for i in range(len(columns))], [charts.short(n) for n in columns])
+        axes.set_yticks([i + 0.5 for i in range(len(rows))], [charts.short(n) for n in rows])
         axes.tick_params(length=0)
         axes.spines["bottom"].set_visible(False)
-        write = number_format(every)
+        write = charts.number_format(every)
         for (row, column), value in cells.items():
             x, y = columns.index(column) + 0.5, rows.index(row) + 0.5
-            look: Look = {
-                "ha": "center",
-                "va": "center",
-                "size": 11,
-                "color": ink(shades(norm(value))),
-            }
-            axes.text(x, y, write(value), gid="value", in_layout=False, **look)
+            look: Look = {"ha": "center", "va": "center", "size": 11, "in_layout": False}
+            axes.text(x, y, write(value), gid="value", color=ink(shades(norm(value))), **look)
     for axes in grid.flat[len(chart.panels) :]:
         axes.axis("off")
     blank = len(chart.panels) * len(rows) * len(columns) > len(values)
@@ -340,7 +315,7 @@ def brightness(colour: Sequence[float]) -> float:
     return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def _scatter(chart: Scatter, wide: float) -> Figure:
+def _scatter(chart: charts.Scatter, wide: float) -> Figure:
     """Draw points and limits; what tells them apart stands above, so that the width is theirs."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator, NullLocator
@@ -383,7 +358,7 @@ def _scatter(chart: Scatter, wide: float) -> Figure:
         if axis is axes.xaxis or chart.axes.log_y:
             axis.set_major_locator(_ticks(low, high))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(lambda value, _: short(value))
+        axis.set_major_formatter(lambda value, _: charts.short(value))
     up = 1 + (ROW * bool(chart.marks) + 4) / (wide * 0.5)
     gaps: Look = {"borderaxespad": 0, "labelspacing": 0.4, "columnspacing": 1.2, "fontsize": 11}
     axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(-0.12, up), ncols=columns, **gaps)
@@ -400,7 +375,7 @@ def _ticks(low: float, high: float) -> Any:
     return LogLocator(subs=steps, numticks=8)
 
 
-def _dots(chart: Dots, wide: float) -> Figure:
+def _dots(chart: charts.Dots, wide: float) -> Figure:
     """Draw ratios; names and words are broken where they would leave the dots no room."""
     from matplotlib.ticker import NullLocator
 
@@ -427,7 +402,12 @@ def _dots(chart: Dots, wide: float) -> Figure:
                 look: Look = {"color": SERIES[place % len(SERIES)], "clip_on": False}
                 axes.plot(ends, (y, y), linewidth=2, gid="range", **look)
                 axes.plot(
-                    value, y, "o", markersize=9, gid=f"dot:{name}: {number(value)} times", **look
+                    value,
+                    y,
+                    "o",
+                    markersize=9,
+                    gid=f"dot:{name}: {charts.number(value)} times",
+                    **look,
                 )
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.8), max(high, 1.25))

@@ -26,11 +26,8 @@ def scalar_loop(f: Figure) -> None:
     _matrix(f, kinds)
     f.frame(90 + 5 * 20, 92 + 2 * 20, 20, 20)
     f.frame(90 + 5 * 20, 56, 20, 20)
-    f.lines(
-        450,
-        110,
-        "one multiply-add at a time:\ntotal += A[i, j] * x[j]\n\nstrides are found at run time",
-    )
+    told = "one multiply-add at a time:\ntotal += A[i, j] * x[j]\n\nstrides are found at run time"
+    f.lines(450, 110, told)
 
 
 @drawn("Four rows at a time: x is loaded once for four products", 292, 276)

@@ -21,12 +21,10 @@ def product(f: Figure) -> None:
     f.text(410, 156, "=", size=22, anchor="middle")
     f.cells(434, 90, c, side=20)
     f.text(504, 236, "C, m x n", anchor="middle")
-    f.lines(
-        590,
-        100,
-        "2 m n k operations\non m k + k n + m n\nnumbers: reuse\ndecides, not the\nbytes of memory",
-        size=15,
+    told = (
+        "2 m n k operations\non m k + k n + m n\nnumbers: reuse\ndecides, not the\nbytes of memory"
     )
+    f.lines(590, 100, told, size=15)
 
 
 @drawn("Reuse: a row of A serves a row of C, a column of B a column of C", 258, 240)
@@ -190,12 +188,11 @@ def tensor_core(f: Figure) -> None:
     f.soft(258, 110, "mma", "middle")
     f.cells(298, 64, plain(8, 4, "y"), side=14)
     f.text(330, 196, "C, 16 x 8", anchor="middle", size=14)
-    f.lines(
-        410,
-        84,
+    told = (
         "2048 multiply-adds by 32 lanes at once;\neach lane holds 8, 4 and 4 numbers of\n"
-        "the fragments, sums in float32",
+        "the fragments, sums in float32"
     )
+    f.lines(410, 84, told)
     f.soft(20, 232, "ring of stages in shared memory")
     words = ("multiplied now", "has arrived", "on its way", "copy starts")
     for stage, (kind, word) in enumerate(zip(("y", "a", "mute", "x"), words, strict=True)):
@@ -214,22 +211,11 @@ def tensor_core_int8(f: Figure) -> None:
     letters = "abcdefghijklmnop"
     before = [[lane(r)] * 4 for r in range(4)]
     after = [[lane(c) for c in range(4)] for _ in range(4)]
-    f.cells(
-        110,
-        80,
-        before,
-        side=34,
-        size=14,
-        labels={(r, c): letters[4 * r + c] for r in range(4) for c in range(4)},
-    )
-    f.cells(
-        430,
-        80,
-        after,
-        side=34,
-        size=14,
-        labels={(r, c): letters[4 * c + r] for r in range(4) for c in range(4)},
-    )
+    places = [(r, c) for r in range(4) for c in range(4)]
+    across = {(r, c): letters[4 * r + c] for r, c in places}
+    down = {(r, c): letters[4 * c + r] for r, c in places}
+    f.cells(110, 80, before, side=34, size=14, labels=across)
+    f.cells(430, 80, after, side=34, size=14, labels=down)
     for row in range(4):
         f.soft(100, 102 + row * 34, f"register {row}", "end")
         f.soft(576, 102 + row * 34, f"register {row}")
@@ -272,13 +258,8 @@ def few_columns_tensor(f: Figure) -> None:
     wanted = [lane(i // 2 % 4) for i in range(16)]
     f.cells(20, 76, [wanted], side=30, labels={(0, i): str(i) for i in range(16)})
     f.soft(20, 146, "what a lane loads: 8 neighbouring halves")
-    f.cells(
-        20,
-        156,
-        [[lane(i // 8) for i in range(24)]],
-        side=30,
-        labels={(0, i): str(i) for i in range(24)},
-    )
+    numbers = {(0, i): str(i) for i in range(24)}
+    f.cells(20, 156, [[lane(i // 8) for i in range(24)]], side=30, labels=numbers)
     f.bracket(22, 138, 188, "first mma")
     f.bracket(142, 258, 188, "second mma")
     f.lines(520, 90, "lane t: 2t, 2t+1, 2t+8, 2t+9")

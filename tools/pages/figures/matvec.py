@@ -18,13 +18,11 @@ def product(f: Figure) -> None:
     f.text(30, 266, "y, m")
     f.text(96, 266, "A, m rows of n")
     f.text(446, 274, "x, n", size=14)
-    f.lines(
-        500,
-        92,
+    told = (
         "2 m n operations\non m n + n + m numbers:\ntwo for each element of A.\n\n"
-        "So the bytes of A\nset the time.",
-        size=15,
+        "So the bytes of A\nset the time."
     )
+    f.lines(500, 92, told, size=15)
 
 
 @drawn("A thread walks a row: neighbouring threads read a whole row apart", 336, 302)
@@ -72,15 +70,8 @@ def shared_x(f: Figure) -> None:
 def warp_per_row(f: Figure) -> None:
     """The lanes of a warp take neighbouring elements of one row. Their sums meet in exchanges at
     distance 4, 2 and 1 (16 to 1 for 32 lanes)."""
-    memory(
-        f,
-        90,
-        54,
-        [lane(i) for i in range(31)],
-        side=20,
-        label="row",
-        labels=[str(i % LANES) for i in range(31)],
-    )
+    kinds, names = zip(*((lane(i), str(i % LANES)) for i in range(31)), strict=True)
+    memory(f, 90, 54, kinds, side=20, label="row", labels=names)
     for turn, label in enumerate(("one request", "the next", "the next")):
         left = 90 + turn * LANES * 20
         f.bracket(left + 2, left + LANES * 20 - 2, 78, label)

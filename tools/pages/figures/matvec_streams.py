@@ -123,12 +123,11 @@ def col_transposed(f: Figure) -> None:
     for column in range(6):
         f.frame(330 + column * 64, 89, 16, 18)
     f.bracket(338, 402, 110, "m elements apart")
-    f.lines(
-        330,
-        172,
+    told = (
         "The same bytes and the same loop as\nthread_per_row, seen by someone whose\n"
-        "matrices lie by columns.",
+        "matrices lie by columns."
     )
+    f.lines(330, 172, told)
     f.soft(20, 268, "outlined: what the threads of a warp read at one moment")
 
 

@@ -40,13 +40,12 @@ def thread_per_row(f: Figure) -> None:
     _columns(f, 110, 60)
     f.soft(100, 120, "now", "end")
     f.soft(242, 214, "a thread for each result", "middle")
-    f.lines(
-        400,
-        84,
+    told = (
         "each request is one piece of a row:\n64 bytes of halves a warp, all used\n\n"
         "but there are only n threads: 4096 on\n132 x 2048 places, and each has four\n"
-        "loads of A on their way at most",
+        "loads of A on their way at most"
     )
+    f.lines(400, 84, told)
 
 
 @drawn("x by phases through shared memory, a thread for each column", 286, 258)
@@ -64,12 +63,11 @@ def shared_x(f: Figure) -> None:
     f.arrow(180, 115, 226, 115)
     kinds = [[lane(c) if 2 <= r < 5 else "mute" for c in range(12)] for r in range(7)]
     f.cells(230, 60, kinds, side=22)
-    f.lines(
-        510,
-        96,
+    told = (
         "128 rows a phase, between\ntwo barriers; the compiler\nunrolls this loop 16 times,\n"
-        "the plain one 4 times",
+        "the plain one 4 times"
     )
+    f.lines(510, 96, told)
 
 
 @drawn("A thread per result, coalesced: what is missing is threads", 306, 284)
@@ -118,12 +116,11 @@ def block_columns(f: Figure) -> None:
         f.soft(100, 73 + row * 19, f"threads {row % 4}", "end", size=13)
     f.frame(235, 57, 129, 157)
     f.soft(300, 234, "the strip of a block", "middle")
-    f.lines(
-        510,
-        84,
+    told = (
         "a cell: 16 bytes, 8 halves\n4 lanes side by side here;\n2 to 32 in the kernel\n"
-        "8 loads in flight a thread",
+        "8 loads in flight a thread"
     )
+    f.lines(510, 84, told)
     f.arrow(300, 242, 300, 262)
     f.box(238, 264, 124, 22, "shared", "sums of the block", size=13)
     f.arrow(364, 275, 420, 275)
