@@ -510,7 +510,7 @@ def test_records_of_quads_hold_what_those_of_blocks_do(vectors: int) -> None:
         count = -(-n // 512)
         slow, fast = np.zeros((4 * count, block), np.uint8), np.full((count, record), 7, np.uint8)
         arranged.quantise_kernel(4, 1)(address(x), n, 1, address(slow), 0)
-        round_quads = arranged.quantise_quads_kernel(vectors)
+        round_quads = arranged.quantise_quads_kernel(vectors, 8)
         assert round_quads(address(x), n, 1, address(fast), 0) == 0
         assert np.array_equal(fast[:, :512].reshape(-1, 128), slow[:, :128])
         # Quad, vector, 16 bytes of the codes, block or half of one; a lane holds eight columns.
