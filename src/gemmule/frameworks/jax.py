@@ -129,16 +129,8 @@ def ffi_call(op: str, options: Options, result: Any, *operands: Any) -> Any:
             "Enable it, or pass a 32-bit out_dtype."
         )
     _register()
-    given = {
-        "op": op,
-        "out_dtype": options.out_dtype,
-        "precision": options.precision,
-        "accumulate": options.accumulate,
-        "batch_invariant": options.batch_invariant,
-        "literal": options.literal,
-        "rung": options.rung,
-        "params": options.params,
-    }
+    names = ("out_dtype", "precision", "accumulate", "batch_invariant", "literal", "rung", "params")
+    given = {"op": op} | {name: getattr(options, name) for name in names}
     return jax.ffi.ffi_call(TARGET, result)(*operands, given=json.dumps(given))
 
 

@@ -37,52 +37,29 @@ METADATA, INTERNAL = 1, 13  # XLA_FFI_Extension_Metadata, XLA_FFI_Error_Code_INT
 _Size, _Pointer, _Int = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 
 
-def _struct(name: str, *fields: tuple[str, Any]) -> Any:
-    """Return a struct of that interface: each begins with its size and a chain of extensions."""
-    head = (("struct_size", _Size), ("extension", _Pointer))
-    return type(name, (ctypes.Structure,), {"_fields_": [*head, *fields]})
+def _struct(name: str, *fields: str | tuple[str, Any]) -> Any:
+    """Return a struct of that interface: each begins with its size and a chain of extensions.
+
+    fields: with their types; a name alone is that of a pointer.
+    """
+    typed = [(field, _Pointer) if isinstance(field, str) else field for field in fields]
+    head = [("struct_size", _Size), ("extension", _Pointer)]
+    return type(name, (ctypes.Structure,), {"_fields_": head + typed})
 
 
+_Count, _Pointers = ctypes.c_int64, ctypes.POINTER(_Pointer)
 Version = _struct("Version", ("major", _Int), ("minor", _Int))
-Buffer = _struct(
-    "Buffer",
-    ("dtype", _Int),
-    ("data", _Pointer),
-    ("rank", ctypes.c_int64),
-    ("dims", ctypes.POINTER(ctypes.c_int64)),
-)
-Values = _struct(
-    "Values", ("size", ctypes.c_int64), ("types", _Pointer), ("values", ctypes.POINTER(_Pointer))
-)
-Attributes = _struct(
-    "Attributes",
-    ("size", ctypes.c_int64),
-    ("types", _Pointer),
-    ("names", _Pointer),
-    ("values", ctypes.POINTER(_Pointer)),
-)
-Api = _struct(
-    "Api",
-    ("version", Version),
-    ("internal", _Pointer),
-    ("error_create", _Pointer),
-    ("error_message", _Pointer),
-    ("error_destroy", _Pointer),
-    ("handler_register", _Pointer),
-    ("stream_get", _Pointer),
-)
-Frame = _struct(
-    "Frame",
-    ("api", ctypes.POINTER(Api)),
-    ("context", _Pointer),
-    ("stage", _Int),
-    ("arguments", Values),
-    ("results", Values),
-    ("attributes", Attributes),
-    ("future", _Pointer),
-)
+_dims = ("dims", ctypes.POINTER(_Count))
+Buffer = _struct("Buffer", ("dtype", _Int), "data", ("rank", _Count), _dims)
+Values = _struct("Values", ("size", _Count), "types", ("values", _Pointers))
+Attributes = _struct("Attributes", ("size", _Count), "types", "names", ("values", _Pointers))
+_errors = ("error_create", "error_message", "error_destroy")
+Api = _struct("Api", ("version", Version), "internal", *_errors, "handler_register", "stream_get")
+_api, _of_call = ("api", ctypes.POINTER(Api)), (("arguments", Values), ("results", Values))
+_how = (("attributes", Attributes), "future")
+Frame = _struct("Frame", _api, "context", ("stage", _Int), *_of_call, *_how)
 ErrorArguments = _struct("ErrorArguments", ("message", ctypes.c_char_p), ("code", _Int))
-StreamArguments = _struct("StreamArguments", ("context", _Pointer), ("stream", _Pointer))
+StreamArguments = _struct("StreamArguments", "context", "stream")
 
 
 class Extension(ctypes.Structure):

@@ -40,15 +40,8 @@ def matvec(
     >>> x.grad
     tensor([4., 6.])
     """
-    return product(
-        "matvec",
-        A,
-        x,
-        out,
-        out_dtype=out_dtype,
-        precision=precision,
-        batch_invariant=batch_invariant,
-    )
+    named = {"out_dtype": out_dtype, "precision": precision, "batch_invariant": batch_invariant}
+    return product("matvec", A, x, out, **named)
 
 
 def vecmat(
@@ -66,15 +59,8 @@ def vecmat(
     >>> ops.vecmat(torch.tensor([1.0, 10.0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([31., 42.])
     """
-    return product(
-        "vecmat",
-        x,
-        A,
-        out,
-        out_dtype=out_dtype,
-        precision=precision,
-        batch_invariant=batch_invariant,
-    )
+    named = {"out_dtype": out_dtype, "precision": precision, "batch_invariant": batch_invariant}
+    return product("vecmat", x, A, out, **named)
 
 
 def matmul(
@@ -92,12 +78,5 @@ def matmul(
     >>> ops.matmul(torch.eye(2), torch.ones(3, 2, 4)).shape
     torch.Size([3, 2, 4])
     """
-    return product(
-        "matmul",
-        A,
-        B,
-        out,
-        out_dtype=out_dtype,
-        precision=precision,
-        batch_invariant=batch_invariant,
-    )
+    named = {"out_dtype": out_dtype, "precision": precision, "batch_invariant": batch_invariant}
+    return product("matmul", A, B, out, **named)

@@ -12,13 +12,7 @@ from typing import Any
 import torch
 
 from gemmule.core.grouped import Routing, check_shapes, dtype_of
-from gemmule.frameworks.grouped import (
-    composed,
-    register_of_stack,
-    routed_fake,
-    routed_stack,
-    stack_product,
-)
+from gemmule.frameworks import grouped
 from gemmule.frameworks.operators import register
 from gemmule.quant import rounding
 from gemmule.quant.stack import QuantizedStack
@@ -56,7 +50,7 @@ def _check_place(a: Any, *others: Any) -> None:
 # ---- rows that are sorted -----------------------------------------------------------------------
 def run(a: Any, ends: Any, transposed: bool, dtype: Any, *held: Any) -> torch.Tensor:
     """Return what the operator computes, of tensors that PyTorch need not know of."""
-    return stack_product(a.detach(), ends, transposed, dtype, _stack(held))
+    return grouped.stack_product(a.detach(), ends, transposed, dtype, _stack(held))
 
 
 def _fake(a: Any, ends: Any, transposed: bool, dtype: Any, *held: Any) -> Any:
@@ -73,7 +67,7 @@ def _fake(a: Any, ends: Any, transposed: bool, dtype: Any, *held: Any) -> Any:
 # ---- rows that are found by indices -------------------------------------------------------------
 def route(a: Any, indices: Any, weights: Any, epilogue: Any, *held: Any) -> torch.Tensor:
     """Return what the operator computes, of tensors that PyTorch need not know of."""
-    found: torch.Tensor = routed_stack(a, _stack(held), indices, weights, epilogue)
+    found: torch.Tensor = grouped.routed_stack(a, _stack(held), indices, weights, epilogue)
     return found
 
 
@@ -83,13 +77,13 @@ def _route_composed(a: Any, indices: Any, weights: Any, epilogue: Any, *held: An
     def multiply(rows: Any, ends: Any, dtype: Any) -> Any:
         return torch.ops.gemmule.quantized_grouped.default(rows, ends, False, dtype, *held)
 
-    return composed(multiply, a, held[3], routing, None, None)
+    return grouped.composed(multiply, a, held[3], routing, None, None)
 
 
 def _route_fake(a: Any, indices: Any, weights: Any, epilogue: Any, *held: Any) -> Any:
     _check_place(a, indices, weights, held[0])
     routing = Routing(indices, weights, epilogue)
-    return routed_fake(a, (_shape(held), a.dtype), routing, None, None)
+    return grouped.routed_fake(a, (_shape(held), a.dtype), routing, None, None)
 
 
 def _define() -> None:
@@ -103,7 +97,7 @@ def _define() -> None:
         for key in ("CPU", "CUDA"):
             _LIBRARY.impl(name, kernel, key)
         torch.library.register_fake(f"gemmule::{name}", fake, lib=_LIBRARY)
-    register_of_stack(_LIBRARY, "quantized_grouped", run)
+    grouped.register_of_stack(_LIBRARY, "quantized_grouped", run)
     both = _route_composed, _route_composed
     register(_LIBRARY, "quantized_routed", route, *both)
 
