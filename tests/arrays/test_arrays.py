@@ -9,7 +9,7 @@ import pytest
 
 import gemmule as gm
 from gemmule.arrays.interop import check_out, check_same_kind, empty_like_kind, to_kind, unwrap
-from gemmule.core.operand import Form, alignment_of, extent
+from gemmule.core.operand import Form, Operand, alignment_of, extent
 from gemmule.core.problem import DTYPES, ITEMSIZE, numpy_dtype
 from gemmule.quant.quantize import quantize
 from products import ARRANGEMENTS, misaligned
@@ -187,8 +187,11 @@ def test_quantised_matrices_that_differ_in_anything_have_forms_of_their_own() ->
 
 
 def test_kinds_must_agree() -> None:
-    a, b = unwrap(np.zeros(3), "a"), unwrap(np.zeros(3), "b")._replace(library="torch")
-    far, ours = b._replace(device="cuda:0"), a._replace(library="gemmule")
+    def operand(**changed: str) -> Operand:
+        return unwrap(np.zeros(3), "a")._replace(**changed)
+
+    a, b, ours = (operand(library=name) for name in ("numpy", "torch", "gemmule"))
+    far = operand(library="torch", device="cuda:0")
     check_same_kind(a, a, ("A", "x"))
     check_same_kind(ours, b, ("A", "x"))
     for other in (b, far):

@@ -160,7 +160,7 @@ def test_tensors_without_dense_memory_are_refused_by_name(make: Any) -> None:
 
 
 def test_a_kind_of_tensor_that_hides_its_memory_is_refused_by_name() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from fake_tensors import FakeTensorMode
 
     with FakeTensorMode():
         fake = torch.empty(3, 4)

@@ -8,9 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
 import gemmule as gm  # noqa: E402
+from fake_tensors import FakeTensorMode  # noqa: E402
 
 SHAPES = {
     "matvec": ((6, 8), (8,)),

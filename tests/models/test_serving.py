@@ -12,6 +12,7 @@ from typing import Any
 import architectures
 import pytest
 import torch
+from torch._inductor import aoti_compile_and_package, aoti_load_package
 
 import gemmule.torch as gt
 
@@ -92,10 +93,10 @@ def test_exported_models_compute_the_same(tmp_path: Path) -> None:
     exported = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
     for given in (x, x[:2], torch.randn(9, 64)):
         assert torch.equal(exported.module()(given), model(given))
-    package = torch._inductor.aoti_compile_and_package(
+    package = aoti_compile_and_package(
         torch.export.export(model, (x,)), package_path=str(tmp_path / "model.pt2")
     )
-    compiled = torch._inductor.aoti_load_package(package)
+    compiled = aoti_load_package(package)
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-6, atol=1e-6)
 
 
