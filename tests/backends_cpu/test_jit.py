@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import itertools
 import json
+import math
 import os
 import shutil
 import warnings
@@ -515,3 +517,21 @@ def test_a_filled_cache_that_cannot_be_written_is_read(
             assert jit_cache.kernel_folder() is None
     finally:
         jit_cache.kernel_folder.cache_clear()
+
+
+_get = load("float64", "float64")
+
+
+@kernel
+def _compared(at: int) -> int:
+    a, b = _get(at, 0), _get(at, 1)
+    low = (1 if a == b else 0) + (2 if a != b else 0) + (4 if a < b else 0)
+    return low + (8 if a <= b else 0) + (16 if a > b else 0) + (32 if a >= b else 0)
+
+
+def test_floats_compare_as_in_python() -> None:
+    for a, b in itertools.product((0.0, -0.0, 1.5, -2.0, math.inf, -math.inf, math.nan), repeat=2):
+        pair = np.array([a, b])
+        asked = (a == b, a != b, a < b, a <= b, a > b, a >= b)
+        wanted = sum(int(one) << i for i, one in enumerate(asked))
+        assert _compared(pair.ctypes.data) == wanted, (a, b)
