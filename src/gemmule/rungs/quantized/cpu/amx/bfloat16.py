@@ -17,15 +17,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.backends.cpu import ir, simd
-from gemmule.backends.cpu.amx import (
-    TILE_BYTES,
-    TILE_ROWS,
-    load_tile,
-    multiply_tiles,
-    store_tile,
-    zero_tile,
-)
+from gemmule.backends.cpu import amx, ir, simd
 from gemmule.backends.cpu.intrinsics import emit_prefetch
 from gemmule.backends.cpu.jit import Intrinsic, operation
 from gemmule.backends.cpu.simd import LANES, Value
@@ -36,10 +28,10 @@ from gemmule.rungs.quantized.cpu.tiles.ops import row_of_codes
 # Sixteen rows each; activations are loaded once for all of them, and the sums of three are as many
 # as an addition needs that waits 52 cycles for the one before it.
 BLOCKS = 3
-BLOCK_ROWS = BLOCKS * TILE_ROWS
+BLOCK_ROWS = BLOCKS * amx.TILE_ROWS
 
 # Tiles 0 to 2 hold sums, 3 to 5 weights, 6 and 7 activations.
-SHAPES = ((TILE_ROWS, 64),) * 8
+SHAPES = ((amx.TILE_ROWS, 64),) * 8
 
 # A task's memory holds for each group of the matrix and each sixteen rows a table: their whole zero
 # points (4 bits: addresses of look-up tables), scales, what the zero points lack of whole ones.
@@ -47,7 +39,7 @@ WHOLE, SCALES, RESTS, TABLE_BYTES = 0, 128, 192, 256
 
 # What a chunk of 48 rows becomes, and its sums; there are two of each, one in use and one in the
 # making.
-SUMS_BYTES = BLOCKS * TILE_BYTES
+SUMS_BYTES = BLOCKS * amx.TILE_BYTES
 
 # A float16 from 1024 on has its units in the lowest bits. Its exponent has a bias of 15, that of a
 # bfloat16 127, so a small whole number moved from one to the other comes out smaller by 2^112.
@@ -57,7 +49,7 @@ _BIAS_BETWEEN = 112
 
 def weights_bytes(bits: int) -> int:
     """Return the size of a decoded chunk of 48 rows."""
-    return BLOCKS * tiles_of(bits) * TILE_BYTES
+    return BLOCKS * tiles_of(bits) * amx.TILE_BYTES
 
 
 def shrunk_by(bits: int) -> int:
@@ -76,7 +68,7 @@ def pair_of(bits: int) -> tuple[int, int, int]:
 
 def x_bytes(bits: int, pieces: int) -> int:
     """Return the size of a chunk's activations: a tile for each piece, and the sums of x."""
-    return tiles_of(bits) * pieces * TILE_BYTES + 64
+    return tiles_of(bits) * pieces * amx.TILE_BYTES + 64
 
 
 # Places in a task's frame, which tells the operations what to work on; an int64 each. Of the chunk
@@ -143,18 +135,18 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
             i, b = divmod(turn, BLOCKS)
             left, right = BLOCKS + b, 2 * BLOCKS + i % 2
             if b == 0:
-                load_tile(builder, right, x, 64, TILE_BYTES * i)
+                amx.load_tile(builder, right, x, 64, amx.TILE_BYTES * i)
             if i == 0:
-                zero_tile(builder, b)
+                amx.zero_tile(builder, b)
             if i % pieces == 0:
-                place = TILE_BYTES * (tiles_of(bits) * b + i // pieces)
-                load_tile(builder, left, weights, 64, place)
-            multiply_tiles(builder, "tdpbf16ps", b, left, right)
+                place = amx.TILE_BYTES * (tiles_of(bits) * b + i // pieces)
+                amx.load_tile(builder, left, weights, 64, place)
+            amx.multiply_tiles(builder, "tdpbf16ps", b, left, right)
             for row in range(BLOCK_ROWS * turn // turns, BLOCK_ROWS * (turn + 1) // turns):
                 for step in steps:
                     step(row)
         for b in range(BLOCKS):
-            store_tile(builder, b, sums, TILE_BYTES * b)
+            amx.store_tile(builder, b, sums, amx.TILE_BYTES * b)
 
     name = f"amx multiply_chunk {bits} {pieces} {has_zeros} {decoding}"
     return operation(name, emit)
@@ -171,12 +163,12 @@ def _decoding(
     decode, tiles = _nibbles if bits == 4 else _bytes, tiles_of(bits)
 
     def emit(i: int) -> None:
-        block, lane = divmod(i, TILE_ROWS)
+        block, lane = divmod(i, amx.TILE_ROWS)
         row = row_of_codes(builder, codes, step, i, limits)
         place = builder.add(table, table.type(TABLE_BYTES * block))
         for tile, weights in enumerate(decode(builder, row, place, lane, has_zeros)):
             simd.store_vector(
-                builder, weights, out, TILE_BYTES * (tiles * block + tile) + 64 * lane
+                builder, weights, out, amx.TILE_BYTES * (tiles * block + tile) + 64 * lane
             )
 
     return emit
@@ -196,7 +188,7 @@ def _scaling(builder: Any, frame: Value, bits: int, has_zeros: bool) -> Callable
         activations = builder.fmul(activations, simd.constant(2.0 ** -shrunk_by(bits)))
 
     def emit(i: int) -> None:
-        place = TABLE_BYTES * (i // TILE_ROWS) + 4 * (i % TILE_ROWS)
+        place = TABLE_BYTES * (i // amx.TILE_ROWS) + 4 * (i % amx.TILE_ROWS)
         part = simd.load_vector(builder, sums, "float32", 64 * i)
         if has_zeros:
             part = simd.fused(
@@ -285,7 +277,7 @@ def pack_pair(pieces: int) -> Intrinsic:
         simd.store_vector(builder, total, sums, 0)
         for piece in range(pieces):
             joined = _joined(builder, split[0][piece], split[1][piece])
-            simd.store_vector(builder, joined, out, TILE_BYTES * piece)
+            simd.store_vector(builder, joined, out, amx.TILE_BYTES * piece)
 
     return operation(f"amx pack_pair {pieces}", emit)
 
