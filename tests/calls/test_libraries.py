@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from children import printed
 from gemmule.arrays.interop import check_out, unwrap
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.core.problem import COMPLEX, FLOAT8, FLOATS, INTEGERS, numpy_dtype, result_dtype
@@ -254,3 +255,13 @@ def test_dlpack_devices_and_kinds_that_are_refused() -> None:
         gm.matvec(Elsewhere(np.eye(3)), Elsewhere(np.ones(3)))
     with pytest.raises(TypeError, match="A is a numpy array on cpu and x a dlpack array on cpu"):
         gm.matvec(np.eye(3), Capsule(np.ones(3)))
+
+
+def test_products_of_numpy_arrays_import_no_other_library() -> None:
+    code = (
+        "import sys, numpy as np, gemmule as gm\n"
+        "A = np.ones((2, 3), '>f8')\n"
+        "gm.matmul(A, A.T), gm.matvec(A, A[0], rung='blas'), gm.gemm(A, A.T, device='cpu')\n"
+        "print({'torch', 'jax', 'cupy', 'scipy'} & {*sys.modules})\n"
+    )
+    assert printed(code).strip() == "set()"

@@ -165,6 +165,8 @@ def test_mistakes_are_told() -> None:
         jax.jit(lambda x: gm.matvec(gm.quantize(np.eye(3)), x))(x)
     with pytest.raises(TypeError, match="immutable"):
         jax.jit(lambda A: gm.matvec(A, x, out=x))(A)
+    with pytest.raises(TypeError, match=r"A is a JAX tracer.*without device="):
+        jax.jit(lambda A: gm.matvec(A, x, device="cpu"))(A)
     with jax.enable_x64(False), pytest.raises(TypeError, match="int64, which JAX holds only"):
         jax.jit(gm.matmul)(jnp.eye(3, dtype="int32"), jnp.eye(3, dtype="int32"))
     with pytest.raises(Exception, match="no cpu rung is called 'magic'"):
