@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ def test_statistics_are_those_by_hand() -> None:
     expected = {"a": torch.cat([x, h]), "b": torch.cat([x, h]), "again": torch.cat([y, x])}
     assert seen.keys() == expected.keys()
     assert seen["a"] is seen["b"]
+    with pytest.raises(FrozenInstanceError):  # what two layers share
+        seen["a"].rows = 1
     for name, rows in expected.items():
         assert seen[name].rows == len(rows) == 44
         H = rows.T @ rows / 44
