@@ -220,6 +220,22 @@ def test_gradients_by_indices(gated: bool, weighted: bool, own: bool) -> None:
     torch.testing.assert_close(batch[0], wanted)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_halves_are_rounded_once_where_gradients_are_asked_for(gated: bool, weighted: bool) -> None:
+    torch.manual_seed(0)
+    a = torch.randn(40, 8, dtype=torch.bfloat16, requires_grad=True)
+    w = torch.randn(4, 8, 64, dtype=torch.bfloat16)
+    indices, shares = torch.randint(0, 4, (40, 2)), torch.rand(40, 2, dtype=torch.bfloat16)
+    weights, epilogue = shares if weighted else None, "silu_gate" if gated else None
+    found = gm.grouped_matmul(a, w, indices=indices, weights=weights, epilogue=epilogue)
+    wide = None if weights is None else weights.double()
+    wanted = routed_loop(a.double(), w.double(), indices, wide, gated)
+    assert found.requires_grad
+    alike = (found == wanted.to(torch.bfloat16)).double().mean()
+    assert alike > 0.99, "else a sum was rounded before its gate or its weight"
+
+
 def test_a_stack_by_indices() -> None:
     stack, w = stacked()
     indices, weights = torch.tensor([[0, 3], [3, 1], [2, 3]]), torch.rand(3, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,8 @@ def test_libraries_dtypes_and_sizes_of_nothing() -> None:
     assert np.array_equal(ours.codes, theirs.codes)
     for shape in ((0, 4), (3, 0), (0, 0)):
         H = np.eye(shape[1])
-        assert quantize(np.zeros(shape), method="gptq", hessian=H).shape == shape
+        with warnings.catch_warnings(action="error"):
+            assert quantize(np.zeros(shape), method="gptq", hessian=H).shape == shape
 
 
 SPOILT = np.eye(8)

@@ -168,6 +168,7 @@ def test_a_stack_of_codes() -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-4)
     again = gm.QuantizedStack.from_matrix(stack.matrix, len(ENDS))
     np.testing.assert_array_equal(gm.grouped_matmul(a, again, ENDS), found)
+    assert again != stack, "as matrices are: equal is what is the same"
     with pytest.raises(ValueError, match="are no 9 experts"):
         gm.QuantizedStack.from_matrix(stack.matrix, 9)
     rows = w.swapaxes(1, 2).reshape(-1, 96)

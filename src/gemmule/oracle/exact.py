@@ -69,7 +69,7 @@ def product(A: Doubles, B: Doubles) -> tuple[Doubles, Doubles]:
     batch = np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     m, k, n = A.shape[-2], A.shape[-1], B.shape[-1]
     high, low = np.zeros((2, *batch, m, n))
-    if high.size == 0 or k == 0:
+    if k == 0:
         return high, low
     step = max(1, _BLOCK // max(1, math.prod(batch) * k * n))
     for start in range(0, m, step):

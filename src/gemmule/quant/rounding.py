@@ -26,6 +26,11 @@ def group_count(n: int, group_size: GroupSize) -> int:
     return 1 if group_size is None or group_size == -1 else -(-n // group_size)
 
 
+def group_columns(n: int, group_size: GroupSize) -> int:
+    """Return how many of ``n`` columns a group has that is not cut short; all for -1 and None."""
+    return n if group_size is None or group_size == -1 else min(group_size, n)
+
+
 def compute_block(W: Array, rows: slice, order: Array | None) -> Array:
     """Return rows of W, columns in stored order, row-major and native, float64 or else float32."""
     block = W[rows] if order is None else W[rows][:, order]
@@ -48,7 +53,7 @@ def _runs_along_rows(block: Floats) -> bool:
 def grouped(block: Array, group_size: GroupSize) -> Array:
     """Return ``(r, n)``, n > 0, as its groups; a short last one is filled up with zeros."""
     r, n = block.shape
-    step = n if group_size is None or group_size == -1 else min(group_size, n)
+    step = group_columns(n, group_size)
     if n % step:
         xp = library_of(block).xp
         block = xp.concatenate((block, xp.zeros_like(block[:, : step - n % step])), 1)

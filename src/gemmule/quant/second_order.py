@@ -37,8 +37,7 @@ def quantised(W: Array, wanted: Wanted, hessian: NDArray[np.float64]) -> Quantiz
     m, n = W.shape
     order = wanted.perm
     moments = hessian if order is None else hessian[np.ix_(order, order)]
-    given = wanted.group_size or -1
-    size, factor = n if given == -1 else min(given, n), inverse_factor(moments)
+    size, factor = rounding.group_columns(n, wanted.group_size), inverse_factor(moments)
     codes = np.empty((m, n), np.uint8)
     groups = rounding.group_count(n, wanted.group_size)
     scales = HOST.empty((m, groups), wanted.scale_dtype)
