@@ -337,6 +337,10 @@ def test_the_struct_of_codes_says_what_the_header_says() -> None:
     assert struct.calcsize("<7Q") == 56
 
 
+class Subclass(Tensor):
+    """A tensor of a kind whose memory need not hold its numbers."""
+
+
 @needs_emulator
 def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_calls = pytest.importorskip("gemmule.dispatch.torch")
@@ -388,6 +392,10 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
         current[0] = 1
         judge(left, right, ends, straight=False)
         current[0] = 0
+        for place in range(3):
+            given = [left, right, ends]
+            given[place] = Subclass(given[place].array)
+            judge(*given, straight=False)
         right.negated = True  # its memory holds other numbers
         judge(left, right, ends, straight=False)
 
