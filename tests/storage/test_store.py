@@ -259,6 +259,7 @@ def test_garbage_is_a_miss(rungs: tuple[Rung, Rung], name: str) -> None:
         {"time_s": True},
         {"date": None},
         {"date": 20261121},
+        {"date": "2026-11-2\x1b"},
     ],
     ids=repr,
 )
