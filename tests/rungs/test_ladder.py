@@ -247,13 +247,18 @@ LOCAL = ("gemmule.rungs.", "gemmule.backends.cpu.simd", "gemmule.backends.cpu.am
 
 @pytest.mark.parametrize("rung", RUNGS, ids=name_of)
 def test_sizes_around_its_own_blocks(rung: Rung) -> None:
-    """One below, at, and one above every block size, along each axis; the others stay small."""
+    """One below, at, and one above every block size, along each axis; the others stay small.
+
+    And blocks of every size several times along two axes at once.
+    """
     signature = usual_signature(rung)
     sizes = sorted({c + side for c in own_constants(rung) for side in (-1, 0, 1)})
+    large = [size for size in sizes if size < 512][-1:]
     axes = [(0, 3, 1), (5, 0, 1)] if rung.op == "matvec" else [(0, 3, 5), (3, 0, 5), (3, 5, 0)]
+    pairs = [(0, 0, 1)] if rung.op == "matvec" else [(0, 3, 0), (3, 0, 0), (0, 0, 5)]
     count, found = 0, []
-    for axis in axes:
-        for seed, size in enumerate(sizes):
+    for axis in (*axes, *pairs):
+        for seed, size in enumerate(sizes if axis in axes else large):
             m, n, k = (size if one == 0 else one for one in axis)
             layout = [one for one in rung.layouts if one != "strided"][seed % 2 :][:1]
             specs = taken_specs(rung, signature, m, n, k)[:1]
