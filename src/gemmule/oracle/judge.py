@@ -172,7 +172,8 @@ def _within_bound(
         )
         good = distance <= bound  # False for a NaN
     finite = True if truth.category is None else truth.category == FINITE
-    overflow = _may_overflow(problem, arithmetic, out, truth, magnitude, error)
+    most = truth.sizes.product + error
+    overflow = _may_overflow(problem, arithmetic, out, truth.values, most, error)
     if overflow is not None:
         must, may = overflow
         good = (good & ~must) | may
@@ -221,30 +222,31 @@ def _may_overflow(
     problem: Problem,
     arithmetic: Arithmetic,
     out: Doubles,
-    truth: Truth,
-    magnitude: Doubles,
+    values: Doubles,
+    most: Doubles,
     error: Doubles,
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
     """Return where the result has to overflow, and where the overflow found is legitimate.
 
+    values: the truth; most: what any partial sum may come to; error: that of the sums as they are.
     None when nothing can. Overflow means the infinity of the right sign; for 8-bit floats also NaN
     or the largest number, as conversions differ. Where partial sums may leave the accumulator's
     range, any non-finite result is legitimate.
     """
-    if truth.sizes is None or magnitude.size == 0:
+    if most.size == 0:
         return None
     ceiling = overflow_threshold(problem.out)
     held = overflow_threshold(
         arithmetic.accumulator if arithmetic.accumulator in UNIT_ROUNDOFF else "float32"
     )
-    most = truth.sizes.product + error
     if float(most.max()) < min(ceiling, held):
         return None
+    magnitude = np.abs(values)
     must = magnitude - error >= ceiling
-    may = (magnitude + error >= ceiling) & (out == np.copysign(np.inf, truth.values))
+    may = (magnitude + error >= ceiling) & (out == np.copysign(np.inf, values))
     may |= (error - magnitude >= ceiling) & np.isinf(out)
     if problem.out in FLOAT8:
-        saturated = out == np.copysign(largest_finite(problem.out), truth.values)
+        saturated = out == np.copysign(largest_finite(problem.out), values)
         may |= (magnitude + error >= ceiling) & (np.isnan(out) | saturated)
     may |= (most >= held) & ~np.isfinite(out)
     return must, may
