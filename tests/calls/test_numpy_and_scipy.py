@@ -60,6 +60,7 @@ def test_numpy_writes_no_floats_for_codes() -> None:
         (lambda: gm.matvec(W, X[:, :1]), r"One vector has one axis: give x\[:, 0\]"),
         (lambda: gm.vecmat(np.ones((40, 2), "f4"), W), r"for columns call gm.matmul\(X.T, A\)"),
         (lambda: gm.matmul(W, X.T), r"For vectors that are rows call gm.matvec\(A, X\)"),
+        (lambda: gm.matmul(W, np.stack([X.T] * 2)), r"rows call gm.matvec\(A, X\)"),
         (lambda: gm.gemv(W, X), "Use matvec for batches"),
     ],
 )
