@@ -316,3 +316,18 @@ def test_a_spill_is_seen(tmp_path: Path) -> None:
     _, report = nvrtc.build(source, ("f",), "sm_90a")
     (found,) = nvrtc.resources(report)
     assert found.spill_bytes > 0
+
+
+@needs_emulator
+@pytest.mark.parametrize("layout", ["row", "col"])
+def test_vector_tile_right_under_the_emulator_where_half_of_the_threads_move_nothing(
+    layout: str,
+) -> None:
+    """Small tiles of halves beside floats, which no sampled signature has."""
+    (rung,) = (p.values[0] for p in RUNGS if p.id == "matmul-vector_tile")
+    problem = make_problem(
+        "matmul", 70, 66, 40, ("float16", "float32", "float32"), layout_a=layout, layout_b=layout
+    )
+    trial = verify_device.Trial(problem, {"micro": 4}, "integers", "contiguous", 0)
+    verdict = verify_device.judge_trial(rung, trial, Emulator(seed=1).run)
+    assert verdict.ok, verdict.text
