@@ -331,3 +331,18 @@ def test_vector_tile_right_under_the_emulator_where_half_of_the_threads_move_not
     trial = verify_device.Trial(problem, {"micro": 4}, "integers", "contiguous", 0)
     verdict = verify_device.judge_trial(rung, trial, Emulator(seed=1).run)
     assert verdict.ok, verdict.text
+
+
+@needs_emulator
+@pytest.mark.parametrize(("rows", "unroll"), [(2, 2), (4, 1)])
+def test_streamed_rows_right_under_the_emulator_where_rows_of_a_warp_are_past_the_end(
+    rows: int, unroll: int
+) -> None:
+    """Unaligned rows: what is loaded in their stead begins at the same place of a vector."""
+    (rung,) = (p.values[0] for p in RUNGS if p.id == "matvec-streamed_rows")
+    params = {"lanes": 32, "rows": rows, "unroll": unroll}
+    for m in (11, 27):
+        problem = make_problem("matvec", m, 301, 1, ("float16",) * 3)
+        trial = verify_device.Trial(problem, params, "integers", "contiguous", 0)
+        verdict = verify_device.judge_trial(rung, trial, Emulator(seed=1).run)
+        assert verdict.ok, verdict.text
