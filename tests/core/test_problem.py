@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from children import printed
 from gemmule.core.problem import (
     COMPLEX,
     DTYPES,
@@ -237,3 +238,12 @@ def test_descriptions_name_sizes_and_dtypes() -> None:
     assert text == "matvec A 3 x 5 row, batch 2, int4 g128 zeros transposed x float32 -> float32"
     text = Problem("matmul", 3, 5, k=7, layout_b="col").describe()
     assert text == "matmul A 3 x 7 row, B 7 x 5 col, float32 x float32 -> float32"
+
+
+def test_results_of_bfloat16_are_known_before_numpy_knows_it() -> None:
+    code = (
+        "import sys; from gemmule.core.problem import result_dtype as of\n"
+        "print(*[of('bfloat16', b) for b in ('bfloat16', 'float32', 'complex64')],\n"
+        "      of('float64', 'bfloat16'), 'ml_dtypes' in sys.modules)\n"
+    )
+    assert printed(code).split() == ["bfloat16", "float32", "complex64", "float64", "False"]
