@@ -40,6 +40,35 @@ def test_a_gradient_that_needs_what_was_overwritten_fails(way: str) -> None:
         total.backward()
 
 
+ROWS, STACK, BYTES = torch.ones(3, 4), torch.ones(2, 4, 5), torch.ones(3, 4, dtype=torch.int8)
+OTHERS: dict[str, Callable[[Any], Any]] = {  # whose results are matrices
+    "grouped": lambda out: gm.grouped_matmul(
+        ROWS, STACK, torch.tensor([1, 3], dtype=torch.int32), out=out
+    ),
+    "routed": lambda out: gm.grouped_matmul(
+        ROWS,
+        STACK,
+        indices=torch.zeros(3, 1, dtype=torch.int32),
+        weights=ROWS[:, :1].clone(),
+        out=out,
+    ),
+    "scaled": lambda out: gm.matmul(
+        BYTES, torch.ones(4, 5, dtype=torch.int8), scale_a=2.0, out=out
+    ),
+    "gemm": lambda out: gm.gemm(ROWS, STACK[0], out),
+}
+
+
+@pytest.mark.parametrize("way", OTHERS)
+def test_a_gradient_that_needs_an_overwritten_matrix_fails(way: str) -> None:
+    kept, factor = torch.ones(3, 5), torch.ones(3, 5, requires_grad=True)
+    total = (factor * kept).sum()
+    assert OTHERS[way](kept) is kept
+    assert (kept != 1).all()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_an_out_that_requires_a_gradient_is_refused(way: str) -> None:
     out = torch.zeros(3, requires_grad=True)
