@@ -1,14 +1,16 @@
 """What a wheel carries of the evidence: proofs and margins for plans, studies to be shown.
 
-Hatchling runs this as a build hook. Each file is packed by gzip, which `gemmule.storage.lines`
-unpacks where the plain file is not there; the proofs of all rungs on one GPU become one file. Times
-and figures of studies have six digits here, which is half the size and more than any page shows:
-the records themselves, and the rest of the evidence, stay in the repository.
+Hatchling runs this as a build hook. Each file is packed, and `gemmule.storage.lines` unpacks it
+where the plain file is not there: by gzip what plans wait for; by xz, which takes a third less
+room, what people look at. The proofs of all rungs on one GPU become one file. Times and figures of
+studies have six digits here, which is half the size and more than any page shows: the records
+themselves, and the rest of the evidence, stay in the repository.
 """
 
 from __future__ import annotations
 
 import gzip
+import lzma
 import re
 import shutil
 import tempfile
@@ -50,6 +52,7 @@ def _packed(device: str, name: str, *paths: Path) -> tuple[str, bytes]:
     if name.startswith("study-"):  # but for descriptions of machines, which have a digest
         lines = whole.splitlines(keepends=True)
         whole = b"".join(LONG.sub(shortened, x) if STUDY in x else x for x in lines)
+        return f"{device}/{name}.xz", lzma.compress(whole, preset=9 | lzma.PRESET_EXTREME)
     return f"{device}/{name}.gz", gzip.compress(whole, 9, mtime=0)
 
 

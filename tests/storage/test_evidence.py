@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import re
 import sys
 from collections.abc import Callable
@@ -284,6 +285,9 @@ def test_records_in_the_package_come_before_those_of_the_source_tree(tmp_path: P
     assert evidence.folder(tmp_path / "src/gemmule") == tmp_path / inside
 
 
+ARCHIVES: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "xz": lzma.compress}
+
+
 def test_what_a_wheel_carries_is_read_as_the_tree_is(
     tmp_path: Path, fault: Callable[..., Any]
 ) -> None:
@@ -322,12 +326,15 @@ def test_what_a_wheel_carries_is_read_as_the_tree_is(
         assert found == recorded, name
 
 
+@pytest.mark.parametrize("suffix", ARCHIVES)
 @pytest.mark.parametrize("damage", [lambda packed: packed[:-9], lambda packed: b"no archive"])
-def test_a_damaged_archive_holds_nothing(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_archive_holds_nothing(
+    tmp_path: Path, damage: Callable[[bytes], bytes], suffix: str
+) -> None:
     path = tmp_path / "gpu" / evidence.SINGLE_FILE
     path.parent.mkdir()
-    packed = path.with_name(f"{path.name}.gz")
-    packed.write_bytes(gzip.compress(f"{GOOD}\n".encode()))
+    packed = path.with_name(f"{path.name}.{suffix}")
+    packed.write_bytes(ARCHIVES[suffix](f"{GOOD}\n".encode()))
     assert [r.rung for r in evidence.read(tmp_path)] == ["r"]
     packed.write_bytes(damage(packed.read_bytes()))
     assert list(evidence.read(tmp_path)) == []
@@ -335,9 +342,10 @@ def test_a_damaged_archive_holds_nothing(tmp_path: Path, damage: Callable[[bytes
     assert [r.rung for r in evidence.read(tmp_path)] == ["s"]
 
 
-def test_an_archive_that_swells_is_not_unpacked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ARCHIVES)
+def test_an_archive_that_swells_is_not_unpacked(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "a.jsonl"
-    path.with_name("a.jsonl.gz").write_bytes(gzip.compress(bytes(1 << 24)))
+    path.with_name(f"a.jsonl.{suffix}").write_bytes(ARCHIVES[suffix](bytes(1 << 24)))
     with pytest.raises(ValueError, match="more than 1,000,000 bytes"):
         lines.read_bytes(path, 10**6)
 
