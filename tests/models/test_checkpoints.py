@@ -128,11 +128,11 @@ def test_gguf(name: str, tmp_path: Path) -> None:
 def test_gguf_that_is_not_served_is_named(tmp_path: Path) -> None:
     import gguf
 
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
+    writer = gguf.GGUFWriter(tmp_path / "m.GGUF", "mamba")
     kind = gguf.GGMLQuantizationType.Q5_0
     writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, 22), np.uint8), raw_dtype=kind)
     for step in ("header", "kv_data", "tensors"):
         getattr(writer, f"write_{step}_to_file")()
     writer.close()
     with pytest.raises(ValueError, match=r"blk.0.ffn_up.weight is Q5_0; its architecture is 'mam"):
-        load_checkpoint(tmp_path / "m.gguf")
+        load_checkpoint(tmp_path / "m.GGUF")

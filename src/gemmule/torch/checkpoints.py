@@ -63,7 +63,7 @@ def load_checkpoint(path: FilePath, *, model_class: Any = None, **options: Any) 
      is not served
     """
     given = Path(path)
-    if given.suffix == ".gguf":
+    if given.suffix.lower() == ".gguf":
         return gguf_models.load(given, model_class, _Config, **options)
     config = transformers.AutoConfig.from_pretrained(given)
     method = dict(getattr(config, "quantization_config", None) or {})
