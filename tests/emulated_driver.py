@@ -134,7 +134,7 @@ def emulated(
     seed: int = 0, kind: type[EmulatedDriver] = EmulatedDriver
 ) -> Iterator[EmulatedDriver]:
     """Give the CUDA back end one device, on which kernels are emulated; undone afterwards."""
-    nvrtc._cuda_core()  # which takes the real driver's types when it is first imported
+    nvrtc.cuda_core()  # which takes the real driver's types when it is first imported
     stand_in = kind(seed)
     with contextlib.ExitStack() as undo:
         undo.enter_context(mock.patch.object(sys.modules["cuda.bindings"], "driver", stand_in))

@@ -217,7 +217,7 @@ def forget() -> None:
 @contextmanager
 def driver_of(stand_in: Any) -> Iterator[Any]:
     """Put a driver in the place of NVIDIA's for a while."""
-    nvrtc._cuda_core()  # which takes the real driver's types when it is first imported
+    nvrtc.cuda_core()  # which takes the real driver's types when it is first imported
     with (
         mock.patch.object(sys.modules["cuda.bindings"], "driver", stand_in),
         mock.patch.object(starter, "launch_function", return_value=stand_in.launch),

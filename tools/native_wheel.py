@@ -56,7 +56,7 @@ def built(wheel: Path, only: str | None = None) -> Path:
         size = sum(path.stat().st_size for path in objects.iterdir())
         if size > MOST_BYTES:
             raise SystemExit(f"{size:,} bytes of object code; at most {MOST_BYTES:,} are wanted")
-        return _zipped(folder / "package", wheel.with_name(wheel.name.replace("py3-none-any", TAG)))
+        return zipped(folder / "package", wheel.with_name(wheel.name.replace("py3-none-any", TAG)))
 
 
 def _printed(folder: Path, *arguments: str) -> str:
@@ -102,11 +102,11 @@ def _record(target: Target, processors: int, *, few: bool) -> None:
     wanted = target.features | target.needed
     if not wanted <= present or ("amx-tile" in wanted and amx.refusal() is not None):
         _run_no_rung()
-        _set(amx, "refusal", lambda: None)
-        _set(features, "host_features", lambda: present | wanted)
+        put(amx, "refusal", lambda: None)
+        put(features, "host_features", lambda: present | wanted)
     if "avx512bf16" in target.features and "amx-tile" not in target.features:
-        _set(features, "processor_vendor", lambda: "AuthenticAMD")  # whose have no tiles
-    _set(threads, "usable_processors", lambda: processors)
+        put(features, "processor_vendor", lambda: "AuthenticAMD")  # whose have no tiles
+    put(threads, "usable_processors", lambda: processors)
     os.environ.update(target.variables())
     if packaged.target() != target:
         raise SystemExit(f"this passes for {packaged.target()}, not for {target}")
@@ -137,10 +137,11 @@ def _run_no_rung() -> None:
         os.environ.update(stated)
         return jit_cache._placed(made)
 
-    _set(jit_cache, "loaded", loaded)
+    put(jit_cache, "loaded", loaded)
 
 
-def _set(module: Any, name: str, value: Any) -> None:
+def put(module: Any, name: str, value: Any) -> None:
+    """Put a value in the place of one that a module has; SystemExit where it has none."""
     if not hasattr(module, name):
         raise SystemExit(f"{module.__name__} has no {name}")
     setattr(module, name, value)
@@ -161,7 +162,7 @@ def _pack(name: str, cache: Path) -> str:
     return f"{name}: {len(made)} kernels, {len(content):,} bytes"
 
 
-def _zipped(folder: Path, wheel: Path) -> Path:
+def zipped(folder: Path, wheel: Path) -> Path:
     """Write the files of an unpacked wheel as a wheel for one platform."""
     (about,) = folder.glob("*.dist-info")
     text = (about / "WHEEL").read_text()

@@ -167,7 +167,7 @@ def test_warming_computes_each_kind_of_product(
 def test_the_tool_replaces_only_what_is_there() -> None:
     """In a wheel whose names have moved it would build for the machine at hand, and say nothing."""
     with pytest.raises(SystemExit, match="jit_cache has no nothing"):
-        native_wheel._set(jit_cache, "nothing", None)
+        native_wheel.put(jit_cache, "nothing", None)
 
 
 def test_the_wheel_of_a_platform_is_the_other_with_tags_and_a_record_of_its_own(
@@ -181,7 +181,7 @@ def test_the_wheel_of_a_platform_is_the_other_with_tags_and_a_record_of_its_own(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     made = [
-        native_wheel._zipped(tmp_path / "package", tmp_path / f"{turn}.whl").read_bytes()
+        native_wheel.zipped(tmp_path / "package", tmp_path / f"{turn}.whl").read_bytes()
         for turn in "ab"
     ]
     assert made[0] == made[1]

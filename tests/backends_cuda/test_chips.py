@@ -41,9 +41,13 @@ CHIPS = tuple(architectures.target(one, KNOWN) for one in (*KNOWN, NEXT))
 UNLISTED = tuple(arch for arch in CHIPS if arch not in architectures.LISTED)
 # One plain product of each kind: the first rung of a ladder, what is chosen, codes of both orders.
 COMPILED = (
-    "A x, float32", "x A, float16", "A B, bfloat16", "A B, int8",
-    "A x, int4 weights (row) by float16", "A x, int4 weights (mma16) by bfloat16",
-)  # fmt: skip
+    "A x, float32",
+    "x A, float16",
+    "A B, bfloat16",
+    "A B, int8",
+    "A x, int4 weights (row) by float16",
+    "A x, int4 weights (mma16) by bfloat16",
+)
 
 
 def machine_of(arch: str) -> Machine:
@@ -62,9 +66,20 @@ def without_library() -> Iterator[None]:
 
 def test_every_chip_has_a_target_and_the_rungs_of_one_that_is_not_newer() -> None:
     assert CHIPS == (
-        "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90a", "sm_100a", "sm_103a",
-        "sm_110a", "sm_120a", "sm_121a", "compute_121",
-    )  # fmt: skip
+        "sm_75",
+        "sm_80",
+        "sm_86",
+        "sm_87",
+        "sm_88",
+        "sm_89",
+        "sm_90a",
+        "sm_100a",
+        "sm_103a",
+        "sm_110a",
+        "sm_120a",
+        "sm_121a",
+        "compute_121",
+    )
     liked = [architectures.like(arch) for arch in UNLISTED]
     assert liked == ["sm_86", "sm_86", "sm_100a", "sm_100a", "sm_120a", "sm_120a"]
     wgmma = next(rung for rung in cuda_rungs() if rung.name == "wgmma_tile")

@@ -86,9 +86,9 @@ def test_each_missing_part_of_the_compiler_is_said(
     modules: Callable[..., None], found: dict[str, Any]
 ) -> None:
     modules(found)
-    nvrtc._cuda_core.cache_clear()
+    nvrtc.cuda_core.cache_clear()
     with pytest.raises(CompileError, match=r"need NVRTC and cuda-core.*pip install"):
-        nvrtc._cuda_core()
+        nvrtc.cuda_core()
 
 
 def test_a_missing_driver_is_said(fake: FakeDriver) -> None:

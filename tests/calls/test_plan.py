@@ -18,7 +18,6 @@ import pytest
 import gemmule as gm
 from gemmule import backends
 from gemmule.backends.cpu import launch
-from gemmule.backends.explained import explained
 from gemmule.core.caches import forget_plans
 from gemmule.core.registry import all_rungs
 from gemmule.plan import rebound, resolve
@@ -73,8 +72,8 @@ def test_explain_tells_what_limits_a_product(op: str) -> None:
     ceiling_s = plan.problem.compulsory_bytes / plan.choice.machine.read_bytes_per_s
     for share in (1.2, 0.5, 0.11, 0.09, 0.01):
         choice = dataclasses.replace(plan.choice, expected_s=ceiling_s / share)
-        lines = explained(op, choice, plan._run)
-        (line,) = (one for one in lines if one.startswith("expected"))
+        told = dataclasses.replace(plan, choice=choice).explain().splitlines()
+        (line,) = (one for one in told if one.startswith("expected"))
         reads = op != "matmul" or share >= 0.1
         assert (f"{share:.0%} of the read ceiling" in line) == reads
         assert ("GFLOP/s" in line) == (op == "matmul")

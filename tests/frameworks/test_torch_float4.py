@@ -86,8 +86,11 @@ def test_what_goes_to_a_gpu_is_eight_bits_of_the_same_weights(
     before, product = layer.dequantize(), layer(x)
     layer._widen()  # as `.to("cuda")` does first
     assert (layer.bits, layer.group_size, layer.format, layer.zeros) == (
-        8, 32 if form == "mxfp4" else 16, None, None,
-    )  # fmt: skip
+        8,
+        32 if form == "mxfp4" else 16,
+        None,
+        None,
+    )
     assert "twice the bytes" in caplog.text
     torch.testing.assert_close(layer.dequantize(), before, rtol=2e-7, atol=0)
     torch.testing.assert_close(layer(x), product)

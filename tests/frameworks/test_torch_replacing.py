@@ -189,7 +189,7 @@ def test_hooks_attributes_buffers_and_layers_within_go_along() -> None:
         layer.register_full_backward_hook(lambda m, x, y: seen.append(type(m).__name__)),
     ]
     layer.note, layer.inner = {"its": "own"}, torch.nn.Sequential(linear())
-    layer._of_a_library, layer.__dict__["a b"] = "its mark", 3
+    vars(layer).update({"_of_a_library": "its mark", "a b": 3})
     layer.register_buffer("kept", torch.ones(2))
     layer.register_buffer("passing", torch.ones(2), persistent=False)
     layer.bias.requires_grad_(False)
@@ -198,7 +198,7 @@ def test_hooks_attributes_buffers_and_layers_within_go_along() -> None:
     new = model[0]
     assert type(new) is type(new.inner[0]) is gl.QuantLinear
     assert (new.note, new.kept, new.training, new.bias.requires_grad) == (note, kept, False, False)
-    assert (new._of_a_library, vars(new)["a b"]) == ("its mark", 3)
+    assert (vars(new)["_of_a_library"], vars(new)["a b"]) == ("its mark", 3)
     assert {"kept", "codes", "inner.0.codes"} < set(new.state_dict())
     assert "passing" not in new.state_dict()
     y = model(X.clone().requires_grad_())

@@ -153,19 +153,39 @@ FOUR = QuantSpec(4, 128, True, "row", "float32", False)
 EIGHT = QuantSpec(8, -1, False, "row", "float32", False)
 # What each peer of codes multiplies, and the single changes that make it what it does not.
 SERVED: dict[str, tuple[QuantSpec, str, tuple[tuple[str, Any, str], ...]]] = {
-    "torch int4pack": (FOUR, "bfloat16", (
-        ("bits", 8, "4 bits"), ("group_size", 16, "groups of 32"), ("m", 508, "of 8 rows"),
-        ("n", 448, "of 128 columns"), ("transposed", True, "no transposed"),
-    )),
-    "torch int8pack": (EIGHT, "bfloat16", (
-        ("bits", 4, "int8"), ("has_zeros", True, "symmetric"), ("group_size", 128, "per row"),
-        ("transposed", True, "no transposed"),
-    )),
-    "gemlite": (FOUR, "float16", (
-        ("has_zeros", False, "zero points"), ("group_size", 48, "groups of 32"),
-        ("m", 504, "32 rows"), ("n", 504, "columns"), ("transposed", True, "no transposed"),
-    )),
-}  # fmt: skip
+    "torch int4pack": (
+        FOUR,
+        "bfloat16",
+        (
+            ("bits", 8, "4 bits"),
+            ("group_size", 16, "groups of 32"),
+            ("m", 508, "of 8 rows"),
+            ("n", 448, "of 128 columns"),
+            ("transposed", True, "no transposed"),
+        ),
+    ),
+    "torch int8pack": (
+        EIGHT,
+        "bfloat16",
+        (
+            ("bits", 4, "int8"),
+            ("has_zeros", True, "symmetric"),
+            ("group_size", 128, "per row"),
+            ("transposed", True, "no transposed"),
+        ),
+    ),
+    "gemlite": (
+        FOUR,
+        "float16",
+        (
+            ("has_zeros", False, "zero points"),
+            ("group_size", 48, "groups of 32"),
+            ("m", 504, "32 rows"),
+            ("n", 504, "columns"),
+            ("transposed", True, "no transposed"),
+        ),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SERVED)

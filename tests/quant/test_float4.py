@@ -185,9 +185,13 @@ def test_what_has_no_codes_is_refused() -> None:
 def parts(form: str) -> dict[str, Any]:
     Q = gm.quantize(weights(4, 64), format=form)
     return {
-        "codes": Q.codes, "scales": Q.scales, "zeros": Q.zeros,
-        "shape": (4, 64), "bits": 4, "group_size": Q.group_size,
-    }  # fmt: skip
+        "codes": Q.codes,
+        "scales": Q.scales,
+        "zeros": Q.zeros,
+        "shape": (4, 64),
+        "bits": 4,
+        "group_size": Q.group_size,
+    }
 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -225,13 +229,20 @@ def test_layers_of_modelopt_and_compressed_tensors(tmp_path: Path) -> None:
     exponents = torch.from_numpy(P.scales.view(np.uint8).copy())
     factor = torch.tensor(float(Q.factors[0, 0]))
     layers = {
-        "modelopt": {"weight": codes, "weight_scale": scales, "weight_scale_2": factor,
-                     "input_scale": torch.tensor(3.0)},
-        "compressed": {"weight_packed": codes, "weight_scale": scales,
-                       "weight_global_scale": torch.tensor([4.0])},
+        "modelopt": {
+            "weight": codes,
+            "weight_scale": scales,
+            "weight_scale_2": factor,
+            "input_scale": torch.tensor(3.0),
+        },
+        "compressed": {
+            "weight_packed": codes,
+            "weight_scale": scales,
+            "weight_global_scale": torch.tensor([4.0]),
+        },
         "exponents": {"weight_packed": own, "weight_scale": exponents},
         "typed": {"weight": own, "weight_scale": exponents.view(torch.float8_e8m0fnu)},
-    }  # fmt: skip
+    }
     tensors: dict[str, Any] = {}
     for name, held in layers.items():
         tensors |= {f"{name}.{part}": one.clone() for part, one in held.items()}

@@ -108,9 +108,13 @@ def test_every_declared_point_has_a_time(rung: Rung) -> None:
 
 
 SELDOM = {
-    "int4_codes", "int8_codes", "wgmma_float8", "transposed_fragments", "transposed_columns",
+    "int4_codes",
+    "int8_codes",
+    "wgmma_float8",
+    "transposed_fragments",
+    "transposed_columns",
     "clustered_fragments",
-}  # fmt: skip  # of layouts and dtypes that no sample draws
+}  # of layouts and dtypes that no sample draws
 
 
 def test_times_follow_the_coefficients() -> None:

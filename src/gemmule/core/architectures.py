@@ -17,9 +17,11 @@ OLDEST = 75
 
 # Most shared memory of a block by compute capability, as NVIDIA's programming guide lists it.
 SHARED_BYTES = {
-    75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 88: 99 << 10, 89: 99 << 10,
-    90: 227 << 10, 100: 227 << 10, 103: 227 << 10, 110: 227 << 10, 120: 99 << 10, 121: 99 << 10,
-}  # fmt: skip
+    75: 64 << 10,
+    **dict.fromkeys((80, 87), 163 << 10),
+    **dict.fromkeys((86, 88, 89, 120, 121), 99 << 10),
+    **dict.fromkeys((90, 100, 103, 110), 227 << 10),
+}
 
 
 def number(arch: str) -> int:

@@ -319,10 +319,17 @@ def test_every_colour_of_a_drawing_has_one_for_dark_screens() -> None:
 
 
 ON_RECORD = (  # of each kind of chart one at least
-    "000-cuda-use", "000-cuda-gain-warm", "000-cuda-rates-warm-2", "001-cuda-times",
-    "002-cuda-traffic", "002-cuda-dtypes", "003-cuda-rates-warm", "003-cuda-alternatives-cold",
-    "004-cuda-five", "004-cuda-heights",
-)  # fmt: skip
+    "000-cuda-use",
+    "000-cuda-gain-warm",
+    "000-cuda-rates-warm-2",
+    "001-cuda-times",
+    "002-cuda-traffic",
+    "002-cuda-dtypes",
+    "003-cuda-rates-warm",
+    "003-cuda-alternatives-cold",
+    "004-cuda-five",
+    "004-cuda-heights",
+)
 
 
 @pytest.mark.parametrize("name", ON_RECORD)

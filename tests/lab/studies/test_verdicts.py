@@ -51,8 +51,14 @@ def test_each_verdict_on_record_has_its_cause(number: str) -> None:
 def test_the_recomputation_shares_no_code_with_the_studies() -> None:
     text = Path(recomputed.__file__).read_text("utf-8")
     assert set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)) <= {
-        "__future__", "json", "math", "statistics", "collections", "pathlib", "typing",
-    }  # fmt: skip
+        "__future__",
+        "json",
+        "math",
+        "statistics",
+        "collections",
+        "pathlib",
+        "typing",
+    }
 
 
 def test_a_planted_row_changes_verdict_and_recomputation_alike(
@@ -177,10 +183,11 @@ def test_parameters_are_tuned_on_the_device_at_hand() -> None:
 
 def test_the_table_has_each_kernel_tuned_by_the_sweep_and_torch_of_the_same_run() -> None:
     swept = {
-        "fp16 32 x 1 x 8": ("two_step", 9.0), "int8 32 x 1 x 8": ("int8_codes", 5.0),
+        "fp16 32 x 1 x 8": ("two_step", 9.0),
+        "int8 32 x 1 x 8": ("int8_codes", 5.0),
         "fp16 2 sections of 64 x 1 x 8": ("y_blocks", 1.0),  # an alternative, no plain kernel
         "int8 128 x 1 x 8": ("int8_codes", 4.0),
-    }  # fmt: skip
+    }
     rows = [
         dataclasses.replace(
             study_row("003", "p x rows x values", name, us, temperature="cold", n=512),

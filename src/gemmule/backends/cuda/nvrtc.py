@@ -88,7 +88,7 @@ def build(
     path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...] = ()
 ) -> tuple[Module, str]:
     """Compile without the cache; return the module and ptxas' report of registers and spills."""
-    core = _cuda_core()
+    core = cuda_core()
     options = core.ProgramOptions(
         name=path.name,  # the folder must not leak into the cubin, its digest is a key
         arch=arch,
@@ -132,7 +132,8 @@ _importing = threading.Lock()  # cuda.core swaps modules while it is imported
 
 
 @functools.cache
-def _cuda_core() -> Any:
+def cuda_core() -> Any:
+    """Return NVIDIA's package that compiles; CompileError, with what to do, where it is absent."""
     try:
         with _importing:
             from cuda import core
@@ -167,7 +168,7 @@ def compiler_version() -> str:
 def known_architectures() -> tuple[int, ...]:
     """Return the compute capabilities that NVRTC here compiles for; none where it does not load."""
     try:
-        _cuda_core()
+        cuda_core()
     except CompileError:
         return ()
     from cuda.bindings import nvrtc

@@ -66,22 +66,81 @@ def largest_squares(rows: Rows) -> Iterator[tuple[str, int, Rows]]:
 
 
 def charts(
-    what: str, kernels: Sequence[str], value: str, unit: str, limit: str, shape: str,
-    by_type: str, counted: str, axes: tuple[str, str],
-) -> Iterator[Spec]:  # fmt: skip
+    what: str,
+    kernels: Sequence[str],
+    value: str,
+    unit: str,
+    limit: str,
+    shape: str,
+    by_type: str,
+    counted: str,
+    axes: tuple[str, str],
+) -> Iterator[Spec]:
     """Yield what is drawn of both: gain, use, rates, dtypes, and what is busy."""
     rate: dict[str, Any] = {"value": value, "unit": unit}
-    yield chart("maps", "gain", f"{what}: tiles are {{means}} times as fast as the basic kernel",
-                EXPERIMENT, "float32", shape, each=("cold", "warm"), value="us", axes=axes,
-                pairs=[(tile, kernels[0]) for tile in kernels[1:]])  # fmt: skip
-    yield chart("maps", "use", f"{what}: use of the memory's bandwidth, the document's kernels",
-                EXPERIMENT, "float32", "percent of the data sheet's bandwidth", shape,
-                each=["warm"], names=kernels, value="use", unit="%", axes=axes)  # fmt: skip
-    yield chart("lines", "over-rows", f"{what}: {unit} over the rows, the most columns", EXPERIMENT,
-                "float32", unit, shape, each=["cold"], at={"n": "most"}, over="m", axis=axes[0],
-                limit=limit, first=kernels, **rate)  # fmt: skip
-    yield chart("maps", "rates", f"{what}: {unit} by rows and columns", EXPERIMENT, "float32",
-                f"{unit} in each cell", shape, each=BOTH, axes=axes, **rate)  # fmt: skip
-    yield chart("bars", "dtypes", f"{what}: {unit} by dtype", BY_TYPE, "{dtypes}", by_type, unit,
-                label="{dtype}, {name}", **rate)  # fmt: skip
+    yield chart(
+        "maps",
+        "gain",
+        f"{what}: tiles are {{means}} times as fast as the basic kernel",
+        EXPERIMENT,
+        "float32",
+        shape,
+        each=("cold", "warm"),
+        value="us",
+        axes=axes,
+        pairs=[(tile, kernels[0]) for tile in kernels[1:]],
+    )
+    yield chart(
+        "maps",
+        "use",
+        f"{what}: use of the memory's bandwidth, the document's kernels",
+        EXPERIMENT,
+        "float32",
+        "percent of the data sheet's bandwidth",
+        shape,
+        each=["warm"],
+        names=kernels,
+        value="use",
+        unit="%",
+        axes=axes,
+    )
+    yield chart(
+        "lines",
+        "over-rows",
+        f"{what}: {unit} over the rows, the most columns",
+        EXPERIMENT,
+        "float32",
+        unit,
+        shape,
+        each=["cold"],
+        at={"n": "most"},
+        over="m",
+        axis=axes[0],
+        limit=limit,
+        first=kernels,
+        **rate,
+    )
+    yield chart(
+        "maps",
+        "rates",
+        f"{what}: {unit} by rows and columns",
+        EXPERIMENT,
+        "float32",
+        f"{unit} in each cell",
+        shape,
+        each=BOTH,
+        axes=axes,
+        **rate,
+    )
+    yield chart(
+        "bars",
+        "dtypes",
+        f"{what}: {unit} by dtype",
+        BY_TYPE,
+        "{dtypes}",
+        by_type,
+        unit,
+        label="{dtype}, {name}",
+        **rate,
+    )
     yield busy(f"{what}: what the kernels keep busy", counted)
