@@ -101,5 +101,3 @@ def test_options_that_do_not_go_together() -> None:
         gt.QuantLinear(96, 40, format="fp4")
     with pytest.raises(ValueError, match="layer '0': method 'hqq' finds scales"):
         gt.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 8)), format="mxfp4", method="hqq")
-    with pytest.raises(ValueError, match="known are mxfp4, nvfp4"):
-        gt.GemmuleConfig(number_format="int4")

@@ -46,6 +46,8 @@ def test_folders_of_4_bit_floats(name: str, form: str, tmp_path: Path) -> None:
     floats, out = tmp_path / "floats", tmp_path / "out"
     architectures.build(name).save_pretrained(floats)
     assert run(["quantize", str(floats), str(out), "--format", form, "--method", "rtn"]) == 0
+    with pytest.raises(ValueError, match="known are mxfp4, nvfp4"):
+        GemmuleConfig(number_format="int4")
     kind, config = architectures.MODELS[name][0], GemmuleConfig(number_format=form)
     here, there = (
         kind.from_pretrained(out),

@@ -78,40 +78,34 @@ def charts(
 ) -> Iterator[Spec]:
     """Yield what is drawn of both: gain, use, rates, dtypes, and what is busy."""
     rate: dict[str, Any] = {"value": value, "unit": unit}
-    yield chart(
-        "maps",
-        "gain",
-        f"{what}: tiles are {{means}} times as fast as the basic kernel",
-        EXPERIMENT,
-        "float32",
-        shape,
-        each=("cold", "warm"),
-        value="us",
-        axes=axes,
-        pairs=[(tile, kernels[0]) for tile in kernels[1:]],
+
+    def drawn(kind: str, name: str, title: str, *below: str, **more: Any) -> Spec:
+        below = "float32", *below, shape
+        return chart(kind, name, f"{what}: {title}", EXPERIMENT, *below, **more)
+
+    title = "tiles are {means} times as fast as the basic kernel"
+    pairs = [(tile, kernels[0]) for tile in kernels[1:]]
+    yield drawn("maps", "gain", title, each=BOTH[::-1], value="us", axes=axes, pairs=pairs)
+    title, below = (
+        "use of the memory's bandwidth, the document's kernels",
+        "percent of the data sheet's",
     )
-    yield chart(
+    yield drawn(
         "maps",
         "use",
-        f"{what}: use of the memory's bandwidth, the document's kernels",
-        EXPERIMENT,
-        "float32",
-        "percent of the data sheet's bandwidth",
-        shape,
+        title,
+        f"{below} bandwidth",
         each=["warm"],
         names=kernels,
         value="use",
         unit="%",
         axes=axes,
     )
-    yield chart(
+    yield drawn(
         "lines",
         "over-rows",
-        f"{what}: {unit} over the rows, the most columns",
-        EXPERIMENT,
-        "float32",
+        f"{unit} over the rows, the most columns",
         unit,
-        shape,
         each=["cold"],
         at={"n": "most"},
         over="m",
@@ -120,27 +114,8 @@ def charts(
         first=kernels,
         **rate,
     )
-    yield chart(
-        "maps",
-        "rates",
-        f"{what}: {unit} by rows and columns",
-        EXPERIMENT,
-        "float32",
-        f"{unit} in each cell",
-        shape,
-        each=BOTH,
-        axes=axes,
-        **rate,
-    )
-    yield chart(
-        "bars",
-        "dtypes",
-        f"{what}: {unit} by dtype",
-        BY_TYPE,
-        "{dtypes}",
-        by_type,
-        unit,
-        label="{dtype}, {name}",
-        **rate,
-    )
+    title = f"{unit} by rows and columns"
+    yield drawn("maps", "rates", title, f"{unit} in each cell", each=BOTH, axes=axes, **rate)
+    title, label = f"{what}: {unit} by dtype", "{dtype}, {name}"
+    yield chart("bars", "dtypes", title, BY_TYPE, "{dtypes}", by_type, unit, label=label, **rate)
     yield busy(f"{what}: what the kernels keep busy", counted)

@@ -25,10 +25,28 @@ from gemmule.core.rung import Params
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs import _cpu_vectors as vectors
 from gemmule.rungs._cpu import address
-from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu import _product
+from gemmule.rungs.quantized.cpu._operands import (
+    SERIAL_BYTES,
+    Blocks,
+    Run,
+    Stored,
+    blocks_of,
+    bound,
+    scale_dtype_of,
+    stored,
+    takes_floats,
+)
 from gemmule.rungs.quantized.cpu._product import Product, Rows, Way, by_kernel, product_of
-from gemmule.rungs.quantized.cpu.vector import activations, codes, floats
+from gemmule.rungs.quantized.cpu.vector import activations, floats
+from gemmule.rungs.quantized.cpu.vector.codes import (
+    Kind,
+    Numbers,
+    by_words,
+    kind_of,
+    lifted_zeros,
+    numbers_of,
+)
 from gemmule.rungs.quantized.cpu.vector.integers import (
     FLOAT_ZERO,
     add_integer_products,
@@ -65,12 +83,12 @@ def stretches(integers: bool) -> int:
     return STRETCHES if integers or has_wide_vectors() else 2 * STRETCHES
 
 
-def _operations(kind: codes.Kind, rows: int) -> tuple[codes.Numbers, codes.Numbers, Intrinsic]:
+def _operations(kind: Kind, rows: int) -> tuple[Numbers, Numbers, Intrinsic]:
     """Return what loads numbers in full blocks and in others, and what adds products of a block."""
     if kind.quads > 0:
         full, rest = (quad_numbers(kind, rows, full=one) for one in (True, False))
         return full, rest, add_quads(kind.quads, rows, has_zeros=kind.has_zeros, floats=kind.floats)
-    full, rest = (codes.numbers_of(kind, rows, full=one) for one in (True, False))
+    full, rest = (numbers_of(kind, rows, full=one) for one in (True, False))
     if kind.integers:
         return (
             full,
@@ -81,7 +99,7 @@ def _operations(kind: codes.Kind, rows: int) -> tuple[codes.Numbers, codes.Numbe
 
 
 @functools.cache
-def vector_rows(kind: codes.Kind) -> Rows:
+def vector_rows(kind: Kind) -> Rows:
     """Return the micro-kernel of one vector; x: what the kernels of `activations` make of it."""
     blocks = BLOCKS if kind.quads > 0 else 1
     at_once, length = stretches(kind.integers), simd.BLOCK_BYTES * blocks
@@ -126,13 +144,13 @@ def vector_rows(kind: codes.Kind) -> Rows:
 
 
 @functools.cache
-def columns_rows(kind: codes.Kind, columns: int) -> Rows:
+def columns_rows(kind: Kind, columns: int) -> Rows:
     """Return the micro-kernel of panels of a few columns, four rows at a time.
 
     x is taken in chunks that stay in L1 while all rows of a share pass; the totals wait in memory
     between two chunks.
     """
-    load_scales, load_zeros = codes.numbers_of(kind, simd.ROWS, full=False)
+    load_scales, load_zeros = numbers_of(kind, simd.ROWS, full=False)
     if kind.integers:
         add = add_integer_products(kind.bits, columns, kind.has_zeros, floats=kind.floats)
     else:
@@ -179,10 +197,10 @@ def columns_rows(kind: codes.Kind, columns: int) -> Rows:
     return Rows(tiles)
 
 
-def _columns(parts: operands.Stored, columns: int, *, integers: bool) -> Way:
+def _columns(parts: Stored, columns: int, *, integers: bool) -> Way:
     """Return how a matrix is multiplied by `columns` columns at once, as they are or rounded."""
-    blocks = operands.blocks_of(parts.n, parts.bits, parts.group)
-    kind = codes.kind_of(parts, integers=integers)
+    blocks = blocks_of(parts.n, parts.bits, parts.group)
+    kind = kind_of(parts, integers=integers)
     x_step = columns * (record_bytes(parts.bits) if integers else 4 * blocks.columns)
     make = activations.quantise_kernel if integers else activations.arrange_kernel
     return Way(
@@ -195,7 +213,7 @@ def _columns(parts: operands.Stored, columns: int, *, integers: bool) -> Way:
         prepare=by_kernel(make(parts.bits, columns), turned=True),
         padded=True,
         most_rows=max(simd.ROWS, SHARE_BYTES // parts.row_bytes & -simd.ROWS),
-        alone_below=operands.SERIAL_BYTES * columns,
+        alone_below=SERIAL_BYTES * columns,
     )
 
 
@@ -204,34 +222,32 @@ float_columns, integer_columns = (
 )
 
 
-def _product_by(parts: operands.Stored, blocks: operands.Blocks, **given: int) -> Product:
+def _product_by(parts: Stored, blocks: Blocks, **given: int) -> Product:
     return product_of(parts, first=address(blocks.first), lanes=address(blocks.lanes), **given)
 
 
-def along(
-    parts: operands.Stored, integers: bool, shares_per_thread: int, now: tuple[int, int]
-) -> Steps:
+def along(parts: Stored, integers: bool, shares_per_thread: int, now: tuple[int, int]) -> Steps:
     """Return the product of one vector along the rows, as it is or rounded to 8 bits.
 
     now: by which threads, of which pool.
     """
-    blocks = operands.blocks_of(parts.n, parts.bits, parts.group)
-    lifted = None if integers else parts.kept(codes.lifted_zeros)
+    blocks = blocks_of(parts.n, parts.bits, parts.group)
+    lifted = None if integers else parts.kept(lifted_zeros)
     quads = quad_pieces(parts.n, parts.bits, parts.group) if integers else 0
     count, vectors = blocks.count, vectors_of(quads)
     if quads > 0:
         count, x_step = -(-count // BLOCKS), quad_record_bytes(vectors)
-        zero = FLOAT_ZERO if operands.scale_dtype_of(parts) in FLOAT4 else 2 ** (parts.bits - 1)
+        zero = FLOAT_ZERO if scale_dtype_of(parts) in FLOAT4 else 2 ** (parts.bits - 1)
         prepare = activations.quantise_quads_kernel(vectors, zero)
     elif integers:
         x_step = record_bytes(parts.bits)
         prepare = activations.quantise_kernel(parts.bits)
     else:
         x_step = 4 * blocks.columns
-        prepare = activations.arrange_kernel(parts.bits, words=codes.by_words(blocks.pieces))
+        prepare = activations.arrange_kernel(parts.bits, words=by_words(blocks.pieces))
     zeros = parts.zeros_address if lifted is None else lifted.place
     product = _product_by(parts, blocks, x_step=x_step, zeros=zeros)
-    kind = codes.kind_of(parts, integers=integers, lifted=lifted is not None, quads=quads)
+    kind = kind_of(parts, integers=integers, lifted=lifted is not None, quads=quads)
     shares = share_count(parts.codes.nbytes, parts.m, shares_per_thread)
     told = product._asdict() | {"x": buffer(), "y": Y}
     return Steps(
@@ -243,21 +259,21 @@ def along(
     )
 
 
-def bind_vector(*, integers: bool) -> Callable[[Problem, Params], operands.Run]:
+def bind_vector(*, integers: bool) -> Callable[[Problem, Params], Run]:
     """Return the `bind` of a rung for one vector of float32, rounded to 8 bits where `integers`.
 
     An x that holds NaN or infinity is multiplied as it is.
     """
 
-    def bind(problem: Problem, params: Params) -> operands.Run:
+    def bind(problem: Problem, params: Params) -> Run:
         shares = int(params["shares_per_thread"])
 
-        def core(parts: operands.Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
+        def core(parts: Stored, x: NDArray[Any], y: NDArray[Any]) -> None:
             places = 0, address(x), address(y)
             if not parts.kept(along, integers, shares, team())(*places):
                 parts.kept(along, False, shares, team())(*places)
 
-        return operands.bound(core, "float32")
+        return bound(core, "float32")
 
     return bind
 
@@ -266,9 +282,9 @@ def job_of_vector(*, integers: bool) -> Callable[..., Job | None]:
     """Return the `job` of such a rung: what a builtin function is bound to."""
 
     def job(problem: Problem, params: Params, matrix: QuantizedMatrix, x: Any) -> Job | None:
-        if not operands.takes_floats(problem, matrix):
+        if not takes_floats(problem, matrix):
             return None
         shares = int(params["shares_per_thread"])
-        return matrix.kept(operands.stored).kept(along, integers, shares, team()).job()
+        return matrix.kept(stored).kept(along, integers, shares, team()).job()
 
     return job
