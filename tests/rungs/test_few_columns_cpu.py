@@ -48,6 +48,9 @@ def test_a_large_share_of_few_results_is_cut_into_slices() -> None:
     across, slices = few_columns.shares_and_slices(problem, PARAMS)
     assert across <= 2
     assert slices >= 1
+    wide = make_problem("matmul", 4096, 32, 64, ("float16",) * 3, layout_a="col")
+    most = wide.compulsory_bytes // (few_columns.SUMS_SHARE * 4 * wide.m * wide.n)
+    assert few_columns.shares_and_slices(wide, PARAMS)[1] <= max(most, 1), "sums are no traffic"
     along = make_problem("matmul", 4096, 4, 1 << 16, ("float16",) * 3)
     assert few_columns.shares_and_slices(along, PARAMS)[1] == 1
 

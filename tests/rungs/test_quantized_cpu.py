@@ -297,6 +297,16 @@ def test_tiny_weights_keep_their_products_by_small_activations(
     np.testing.assert_allclose(y, truth, rtol=0.1, atol=np.abs(truth).max() / 20)
 
 
+@pytest.mark.parametrize("name", ["few_columns", "few_columns_int8"])
+@pytest.mark.parametrize("columns", [2, 4])
+def test_sums_of_long_rows_wait_in_memory_between_chunks_of_x(name: str, columns: int) -> None:
+    """Rows of several chunks: sums of four rows by several columns are put down and taken up."""
+    if name not in NAMES:
+        pytest.skip("this processor lacks the rung's instructions")
+    Q = make_matrix(9, 16 * rows.CHUNK_BYTES // 64 + 129, 4, 32, "float32", "integer")
+    check(rung_called(name), Q, activations((Q.shape[1], columns), "float32"))
+
+
 def test_every_problem_has_a_suggestion_that_is_the_fast_one() -> None:
     features = target.missing_features("avx512f", "avx512bw", "avx512vnni")
     Q0 = make_matrix(64, 256, 4, 128, "float32", "integer")

@@ -235,8 +235,8 @@ def grouped(
 def number(value: float) -> str:
     """Return a value with three significant digits and no exponent, for labels.
 
-    >>> number(1234.5), number(0.01234), number(12.34)
-    ('1,234', '0.0123', '12.3')
+    >>> number(1234.5), number(0.01234), number(-12.34)
+    ('1,234', '0.0123', '-12.3')
     """
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "-"
