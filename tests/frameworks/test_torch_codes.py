@@ -194,12 +194,14 @@ def test_a_compiled_function_multiplies_by_a_matrix() -> None:
     A, x = torch.randn(5, 8), torch.randn(8)
     Q = gm.quantize(A, bits=4, group_size=4)
     host, dense = np.asarray(Q), torch.from_numpy(np.asarray(Q))
+    codes = gm.quantize(A.numpy(), bits=4, group_size=4)
 
     cases: list[tuple[Any, Any, Any]] = [
         (lambda x: gm.matvec(Q, x * 2) + 1, x, dense @ (x * 2) + 1),
         (lambda x: gm.gemv(Q, x), x, dense @ x),
         (lambda x: x @ Q.T, x, dense @ x),
         (lambda x: torch.from_numpy(gm.matvec(host, x.numpy())) * 2, x, 2 * (dense @ x)),
+        (lambda x: torch.from_numpy(gm.matvec(codes, x.numpy())) * 2, x, 2 * (dense @ x)),
     ]
     for function, given, wanted in cases:
         found = torch.compile(function, backend="eager")(given)
