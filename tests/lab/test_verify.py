@@ -241,6 +241,18 @@ def test_named_rungs_meet_only_problems_they_take() -> None:
         run_trials(Choice(rung="nope"), 1, 0, 1)
 
 
+def test_the_second_of_two_products_of_a_batch_is_looked_at(fault: Callable[..., Any]) -> None:
+    def spoiled(sound: Any, trial: Trial, left: Any, right: Any, out: Any) -> Any:
+        found = sound(trial, left, right, out)
+        if out is None and np.shape(found)[:2] == (2, 1):
+            found = np.array(found)
+            found[1] += 1
+        return found
+
+    fault(random_products, "_call", spoiled)
+    assert not run_trials(Choice("matvec"), 400, 0, 1).ok
+
+
 def test_workers_do_the_same_trials_as_one_process() -> None:
     choice = Choice("matvec", rung="scalar_loop")
     alone = run_trials(choice, 24, 0, 1)
