@@ -280,3 +280,22 @@ def test_what_does_not_belong_together() -> None:
             from_float4(*given)
     with pytest.raises(ValueError, match=r"but \(3, 4, 2\) belongs"):
         from_gpt_oss(np.zeros((3, 4, 2, 16), np.uint8), np.zeros((3, 4, 1), np.uint8))
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"bits": 8},
+        {"group_size": 64},
+        {"group_size": None},
+        {"symmetric": True},
+        {"scale_dtype": "float16"},
+        {"hessian": np.eye(64)},
+    ],
+)
+def test_what_a_format_fixes_cannot_be_asked_for_otherwise(form: Any, asked: Any) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(asked))} is .*format '{form}' has its own"):
+        gm.quantize(np.ones((2, 64), np.float32), format=form, **asked)
+    own = {"mxfp4": 32, "nvfp4": 16}[form]
+    assert gm.quantize(np.ones((2, 64), np.float32), 4, own, format=form).group_size == own

@@ -76,8 +76,8 @@ def quantize(
     - ``perm``: quantise ``W[:, perm]`` instead, and record it; the result still stands for W. For
       ``"gptq"`` ``numpy.argsort(-numpy.diag(hessian))`` is the order of its authors' *act-order*.
     - ``format``: None, or codes that are 4-bit floats, ``"mxfp4"`` or ``"nvfp4"`` (see
-      `gemmule.quant.float4`), whose bits, groups, zero points and scales are fixed, so that those
-      four options are not looked at. ``"rtn"``: each code is the nearest, ties to even. The scale
+      `gemmule.quant.float4`), whose bits, groups, zero points and scales are fixed: options that
+      ask for others are refused. ``"rtn"``: each code is the nearest, ties to even. The scale
       of MXFP4 is that of its specification, ``2^(floor(log2(max |w|)) - 2)`` of 32 columns; that of
       NVFP4 ``max |w| / 6`` of 16 over the matrix's own factor, ``max |W| / 2688``, rounded to e4m3.
       ``"mse"`` also tries the next power of two, or other scales, and keeps that of least error.
@@ -106,6 +106,13 @@ def quantize(
     ([[0.5]], [[0.0]], [[16, 243]], 0.0)
     """
     if format is not None:
+        checks.one_of("format", format, float4.GROUP_SIZES)
+        own = float4.GROUP_SIZES[format], float4.SCALE_DTYPES[format]
+        _fixed(format, "bits", bits, 4)
+        _fixed(format, "group_size", group_size, 128, own[0])
+        _fixed(format, "symmetric", symmetric, False)
+        _fixed(format, "scale_dtype", scale_dtype, "float32", own[1])
+        _fixed(format, "hessian", None if hessian is None else "given", None)
         return float_coded(W, format, method, importance, perm)
     refuse_distributed(W, "W")
     there = on_device.operand_of(W) if method in on_device.METHODS else None
@@ -137,6 +144,14 @@ def quantize(
     if device is not None:
         return made.to(device)
     return made if made.device == "cpu" else made.to(layout=fragment_order.LAYOUT)
+
+
+def _fixed(form: str, name: str, given: object, *allowed: object) -> None:
+    """Raise ValueError where an option says other than a format, or the option's default, does."""
+    if given not in allowed:
+        raise ValueError(
+            f"{name} is {given!r}, and format {form!r} has its own: leave {name} away, or format."
+        )
 
 
 def float_coded(

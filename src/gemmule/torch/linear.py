@@ -28,12 +28,13 @@ from gemmule.torch.replacing import Filter, Place, by_weight, loosened, places, 
 from gemmule.torch.report import Report, nbytes, report_of
 
 log = logging.getLogger("gemmule")
+GROUP_SIZE = 64  # columns that share a scale, where nothing else is asked for
 
 
 def quantize_(
     model: torch.nn.Module,
     bits: int = 4,
-    group_size: int | None = 64,
+    group_size: int | None = GROUP_SIZE,
     *,
     filter: Filter | None = None,  # noqa: A002  the name that users of such functions look for
     calibration: Mapping[str, Inputs] | None = None,
@@ -122,11 +123,19 @@ def _chosen(
     place: Place, common: dict[str, Any], calibration: Mapping[str, Inputs] | None
 ) -> dict[str, Any]:
     """Return the options of a layer: its own, else those of all, beside its statistics."""
-    own = {**common, **place.options}
+    own = _own(place, common)
     if calibration is None:
         return own
     method = own.get("method", "rtn")
     return {**_naming(place.full, options_from, calibration, place.full, method), **own}
+
+
+def _own(place: Place, common: dict[str, Any]) -> dict[str, Any]:
+    """Return a layer's options before those of all, and a format's groups before the default."""
+    own = {**common, **place.options}
+    if own.get("format") is not None and own["group_size"] == GROUP_SIZE:
+        del own["group_size"]
+    return own
 
 
 def _replace(group: list[Place], options: dict[str, Any]) -> None:
@@ -157,7 +166,7 @@ def _replace_experts(mixtures: list[Place], common: dict[str, Any]) -> list[str]
     stand.clear()
     while groups:
         group = groups.pop(0)
-        first, own = group[0], {**common, **group[0].options}
+        first, own = group[0], _own(group[0], common)
         made = _naming(first.full, QuantExperts.from_experts, first.linear, **own)
         for place in group:
             place.put(made)
