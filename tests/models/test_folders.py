@@ -48,6 +48,9 @@ def test_folders_of_4_bit_floats(name: str, form: str, tmp_path: Path) -> None:
     assert run(["quantize", str(floats), str(out), "--format", form, "--method", "rtn"]) == 0
     with pytest.raises(ValueError, match="known are mxfp4, nvfp4"):
         GemmuleConfig(number_format="int4")
+    for asked in ({"bits": 8}, {"group_size": 128}, {"group_size": None}):
+        with pytest.raises(ValueError, match="leave both away, or the format"):
+            GemmuleConfig(**asked, number_format=form)
     kind, config = architectures.MODELS[name][0], GemmuleConfig(number_format=form)
     here, there = (
         kind.from_pretrained(out),
@@ -57,6 +60,12 @@ def test_folders_of_4_bit_floats(name: str, form: str, tmp_path: Path) -> None:
     layers = [one for one in here.modules() if isinstance(one, QuantLinear | QuantStack)]
     assert layers
     assert {one.format for one in layers} == {form}
+    for one in layers:  # as they do on their way to a GPU
+        one._widen()
+    expected = architectures.logits(here)
+    here.save_pretrained(tmp_path / "wide")
+    wide = kind.from_pretrained(tmp_path / "wide")
+    assert torch.equal(architectures.logits(wide), expected)
 
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

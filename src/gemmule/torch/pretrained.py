@@ -84,7 +84,13 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.symmetric, self.scale_dtype, self.method = symmetric, scale_dtype, method
         if number_format is not None:  # earlier versions, which do not know it, refuse it
             self.number_format = checks.one_of("number_format", number_format, float4.GROUP_SIZES)
-            self.bits, self.group_size = float4.BITS, float4.GROUP_SIZES[number_format]
+            own = float4.BITS, float4.GROUP_SIZES[number_format]
+            if bits != own[0] or group_size not in (own[1], 64):
+                raise ValueError(
+                    f"bits={bits}, group_size={group_size} with number_format={number_format!r}, "
+                    f"which has {own[0]} bits in groups of {own[1]}: leave both away, or the format"
+                )
+            self.bits, self.group_size = own
         self.modules_to_not_convert = modules_to_not_convert
         self.layers = {name: dict(own) for name, own in (layers or {}).items()}
 
@@ -110,6 +116,8 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if forms:
             common = Counter((one["bits"], one["group_size"]) for one in forms.values())
             (made.bits, made.group_size), _ = common.most_common(1)[0]
+        if hasattr(made, "number_format") and not any(one.format for one in layers.values()):
+            del made.number_format  # on a GPU they became codes of 8 bits
         usual = {"bits": made.bits, "group_size": made.group_size}
         made.layers = {name: form for name, form in forms.items() if form != usual}
         return made
