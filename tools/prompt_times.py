@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from gemmule_lab.harness.bench import in_turns
@@ -30,6 +32,7 @@ FLOATS = ("torch bfloat16", "torch float32")
 Calls = dict[str, Callable[[], Any]]
 
 
+@functools.cache
 def layers(shape: tuple[int, int]) -> dict[str, tuple[Any, Any]]:
     """Return one layer (out, in) in floats and in codes, and the dtype of its x."""
     import torch
@@ -175,6 +178,16 @@ def child(asked: str, turns: int) -> None:
                 print(name, *measured(make(), turns, tokens), sep="\n", flush=True)
 
 
+def spread_out() -> list[int]:
+    """Return the processors of this process, one of each core first."""
+    found = []
+    for one in sorted(os.sched_getaffinity(0)):
+        file = Path(f"/sys/devices/system/cpu/cpu{one}/topology/thread_siblings_list")
+        first = re.match(r"\d+", file.read_text()) if file.exists() else None
+        found.append((first is not None and int(first[0]) != one, one))
+    return [one for _, one in sorted(found)]
+
+
 def main() -> None:
     """Start a process for each count of threads."""
     parser = argparse.ArgumentParser()
@@ -187,7 +200,7 @@ def main() -> None:
         return
     for count in map(int, given.threads.split(",")):
         print(f"{count} threads", flush=True)
-        processors = ",".join(map(str, sorted(os.sched_getaffinity(0))[:count]))
+        processors = ",".join(map(str, spread_out()[:count]))
         command = ["taskset", "-c", processors, sys.executable, __file__, given.asked]
         subprocess.run([*command, "--threads=here", f"--turns={given.turns}"], check=True)
 

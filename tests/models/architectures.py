@@ -104,6 +104,7 @@ def inputs(model: Any) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def logits(model: Any) -> torch.Tensor:
-    """Return what a model answers to the inputs."""
-    found: torch.Tensor = model(**inputs(model)).logits
-    return found
+    """Return what a model answers to the inputs, where it lies; on the host."""
+    given = {name: one.to(model.device) for name, one in inputs(model).items()}
+    found: torch.Tensor = model(**given).logits
+    return found.cpu()

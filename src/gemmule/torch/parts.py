@@ -24,6 +24,8 @@ from gemmule.quant.files import NOT_NUMPYS
 from gemmule.quant.layouts import get_layout
 from gemmule.quant.library import closed
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.rungs._cpu import address
+from gemmule.torch.on_host import HostCalls
 from gemmule.torch.spread import refuse_spread
 
 PARTS = ("codes", "scales", "zeros", "perm")
@@ -73,30 +75,36 @@ _ELSEWHERE = Known(None, {}, 0)
 class Held:
     """The matrix that tensors stand for, as long as their `state` is this one.
 
-    addresses, others, known: of tensors on a GPU whose memory the matrix reads as it is, where the
-    codes lie and the others that belong to them, and what calls need. Then writing to them needs
-    nothing to be made anew, but for a permutation, whose `version` that is.
+    addresses, others, known: of tensors whose memory the matrix reads as it is, where the codes lie
+    and the others that belong to them, and what calls need on a GPU; calls: those on the host.
+    Writing to tensors on a GPU needs nothing to be made anew, but for a permutation, whose
+    `version` that is; on the host it is that of all.
     """
 
-    __slots__ = ("addresses", "codes", "known", "matrix", "others", "state", "version")
+    __slots__ = ("addresses", "calls", "codes", "known", "matrix", "others", "state", "version")
 
     def __init__(self, parts: Parts, state: Any, matrix: QuantizedMatrix) -> None:
         key = id(parts[0])
         self.codes: Any = weakref.ref(parts[0], lambda _: HELD.pop(key, None))
         self.state, self.matrix = state, matrix
-        self.known = _ELSEWHERE
+        self.known, self.calls = _ELSEWHERE, None
         tensors = [part for part in parts if part is not None]
         own = (matrix.codes, matrix.scales, matrix.zeros, matrix.perm)
         addresses = [part.data_ptr() for part in tensors]
-        there = [part.pointer for part in own if isinstance(part, DeviceArray)]
-        if addresses == there:
+        there = [_address(part) for part in own if part is not None]
+        if addresses != there:
+            return
+        self.addresses, self.others = addresses, parts[1:]
+        if matrix.device == "cpu":
+            self.calls = matrix.kept(HostCalls)
+            self.version = [*map(version, tensors)]
+        else:
             self.known = known(matrix)
-            self.addresses, self.others = addresses, parts[1:]
-            self.version = 0 if parts[3] is None else version(parts[3])
+            self.version = [version(part) for part in parts[3:] if part is not None]
 
     def stands_for(self, codes: Any, scales: Any, zeros: Any, perm: Any) -> bool:
-        """Tell whether tensors lie where they lay when the matrix was made, on a GPU."""
-        if self.known is _ELSEWHERE or self.codes() is not codes:
+        """Tell whether tensors lie where they lay when the matrix was made, as they were."""
+        if (self.known is _ELSEWHERE and self.calls is None) or self.codes() is not codes:
             return False
         others, at = self.others, self.addresses
         if scales is not others[0] or zeros is not others[1] or perm is not others[2]:
@@ -105,7 +113,16 @@ class Held:
             return False
         if zeros is not None and zeros.data_ptr() != at[2]:
             return False
-        return perm is None or (perm.data_ptr() == at[-1] and version(perm) == self.version)
+        if perm is not None and perm.data_ptr() != at[-1]:
+            return False
+        if self.calls is None:
+            return perm is None or version(perm) == self.version[0]
+        written = [version(part) for part in (codes, scales, zeros, perm) if part is not None]
+        return written == self.version
+
+
+def _address(part: Any) -> int:
+    return part.pointer if isinstance(part, DeviceArray) else address(part)
 
 
 HELD: dict[int, Held] = {}  # by the id of the codes

@@ -15,9 +15,10 @@ from gemmule.dispatch.torch import TensorCall
 from gemmule.dispatch.torch_repeats import REPEATS, form, seen
 from gemmule.dispatch.tracked import handled
 from gemmule.frameworks.operators import alone, register
-from gemmule.general import product
+from gemmule.general import compiled, product
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.torch.on_host import HostCalls
 from gemmule.torch.parts import HELD, Shape, matrix_of
 
 _LIBRARY = torch.library.Library("gemmule", "FRAGMENT")
@@ -30,7 +31,7 @@ _Tensor, _wants_gradients = torch.Tensor, torch.is_grad_enabled
 
 
 def again(parts: Any, bias: Any, x: Any) -> torch.Tensor | None:
-    """Return the product of a layer on a GPU by the call that served one like it, or None.
+    """Return the product of a layer by the call that served one like it, or None.
 
     parts: codes, scales, zeros and perm by name. None where there is no such call, a part was
     replaced, or PyTorch has to know of the product: then nothing was done.
@@ -44,6 +45,8 @@ def again(parts: Any, bias: Any, x: Any) -> torch.Tensor | None:
         or (bias is not None and bias.requires_grad and _wants_gradients())
     ):
         return None
+    if held.calls is not None:
+        return held.calls.guarded(held.matrix, x, bias)
     call = REPEATS.calls.get((_LAYER, held.known.kind, x.shape, bias is None))
     return None if call is None else call(held.known, x, bias)
 
@@ -74,14 +77,20 @@ def product_of(
     asks each time.
     """
     a, b = (x, matrix) if op == "vecmat" else (matrix, x)
-    if matrix.device != "cpu":
+    on_host = matrix.kept(HostCalls) if matrix.device == "cpu" else None
+    if on_host is None:
         y = _on_device(op, a, b, bias, asks)
         if y is not None:
             return y
+    elif not compiled():
+        y = on_host.again(op, matrix, x)
+        on_host.keep(op, matrix, x, asks=asks)
+        if y is not None:
+            return y if bias is None else y.add_(bias.detach())
     alone = x.ndim > 1 and x.numel() == x.shape[-1] > 0
     if alone:  # a single vector is multiplied as such
         a, b = (x.reshape(-1), matrix) if op == "vecmat" else (matrix, x.reshape(-1))
-    if matrix.device == "cpu":
+    if on_host is not None:
         y = by_pytorch(torch, product, op, a, b, None, DEFAULT)
     else:
         y = product(op, a, b, None, DEFAULT)

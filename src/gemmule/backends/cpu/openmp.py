@@ -47,11 +47,17 @@ def forget() -> None:
     _forked = True
 
 
+def lent(torch: Any) -> int:
+    """Return how many threads PyTorch's team has for the calling thread's products, or 0."""
+    if _forked or not functions():
+        return 0
+    return max(1, min(torch.get_num_threads(), processors()))
+
+
 def by_pytorch(torch: Any, multiply: Callable[..., T], *arguments: Any) -> T:
     """Call what multiplies, its shares for PyTorch's team, as large as the calling thread's is."""
     before = LENT.count
-    if not _forked and functions():
-        LENT.count = max(1, min(torch.get_num_threads(), processors()))
+    LENT.count = lent(torch) or before
     try:
         return multiply(*arguments)
     finally:

@@ -8,6 +8,7 @@ where that is asked for, and runs one step after the other.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -150,6 +151,18 @@ def _run(at: int, A: int, x: int, y: int) -> Any:
             task, shares, first, helpers = _load_step(table + 8 * _STEP * i)
             run_shares(pool, helpers, task, words + 8 * first, shares)
     return refused
+
+
+def by_address(job: Job) -> Callable[[int, int], bool]:
+    """Return ``f(x, y)`` for operands at these addresses; False: nothing was done, or x refused."""
+    words = np.array(job.words, np.int64)
+    run, at = job.address, words.ctypes.data
+
+    def call(x: int, y: int, kept: Any = (words, job)) -> bool:
+        refused = ctypes.c_int64()
+        return not (_by_address(run, at, ctypes.addressof(refused), x, y) or refused.value)
+
+    return call
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.matmul.cpu._tile_blocks import GROUP
 from gemmule.rungs.matmul.cpu._tile_steps import STEP_TERMS
 from gemmule.rungs.quantized.cpu._operands import signatures, takes_lanes
-from gemmule.rungs.quantized.cpu.blocks.rounded import bind
+from gemmule.rungs.quantized.cpu.blocks.rounded import bind, job
 
 # Multiply-adds of tiles, numbers of x packed and codes decoded for each float32 multiply-add of a
 # core, which does 95 a ns (Xeon with AMX, November 2026, 2048 x 2048 in groups of 64: codes of 4
@@ -51,5 +51,6 @@ RUNG = CpuRung(
     accepts_quant=takes_lanes,
     suggest=_suggest,
     bind=bind,
+    job=job,
     available=lambda: missing_tiles("bf16"),
 )

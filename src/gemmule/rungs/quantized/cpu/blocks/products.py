@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.backends.cpu.atomics import unpacked_as
+from gemmule.backends.cpu.calls.builtin import Job as HostJob
 from gemmule.backends.cpu.intrinsics import call_c, enter
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.simd import block_columns
@@ -277,3 +278,25 @@ def by_columns(
             C[matrix.perm] = y
 
     return run
+
+
+def job_by_columns(
+    make: Callable[[Problem], Callable[[Stored], Callable[..., Steps]]], most: int
+) -> Callable[[Problem, Params, QuantizedMatrix, Any], HostJob | None]:
+    """Return the `job` of a rung whose products `by_columns` makes, of up to `most` columns.
+
+    make: what makes a matrix's, of the problem. A: where a 1 is written if x is refused.
+    """
+
+    def job(problem: Problem, params: Params, matrix: QuantizedMatrix, B: Any) -> HostJob | None:
+        parts, sizes = matrix.kept(stored), (problem.k, problem.n)
+        if matrix.perm is not None or parts.factors is not None or problem.n > most:
+            return None
+        item, by_rows = ITEMSIZE[problem.out], problem.layout_out == "row"
+        of_C = (item * problem.n, item) if by_rows else (item, item * problem.m)
+        unit, rows = unit_axis(problem.layout_b, 1), int(params["rows"])
+        dtypes = problem.b, problem.out
+        columns = Columns(dtypes, sizes, (B.strides, of_C), unit, rows)
+        return parts.kept(make(problem))(columns).job()
+
+    return job

@@ -352,11 +352,18 @@ def _steps(across: bool, m: int, ready: Kept, exponent: int, columns: Columns) -
     return Steps(tasks, words, buffer_bytes=packed_bytes + EXTREMES_BYTES * slots, kept=ready)
 
 
+def _make(problem: Problem) -> Callable[[Stored], Callable[..., Steps]]:
+    return _across if problem.quant is not None and problem.quant.transposed else _along
+
+
+job = products.job_by_columns(_make, MOST_COLUMNS)
+
+
 def bind(problem: Problem, params: Params) -> Run:
     """Return ``run(A, B, C)``; what tiles would lose something of goes to float32 registers."""
     missing_tiles("bf16")  # the system has to be asked, whoever binds
-    across = problem.quant is not None and problem.quant.transposed
-    make, otherwise = (_across, _by_blas) if across else (_along, products.bind)
+    make = _make(problem)
+    otherwise = _by_blas if make is _across else products.bind
     return products.by_columns(problem, params, make, MOST_COLUMNS, otherwise)
 
 
