@@ -15,6 +15,7 @@ from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.amx.floats import bfloat16_tiles
+from gemmule.rungs.quantized.cpu.blocks.few import job
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
 from gemmule.rungs.quantized.cpu.tiles.kernels import groups_are_chunks
 from gemmule.rungs.quantized.cpu.vector.rows import float_columns
@@ -22,10 +23,10 @@ from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 # Codes decoded, and products by the pieces of x, for each float32 multiply-add of a core (95 a ns;
 # Xeon with AMX, November 2026: 16 rows x 128 columns x 16 columns of 4-bit codes and three pieces
 # take 156 ns, 64 columns 546; of 8-bit codes 224 and 735; with one piece 110, 309, 166 and 412).
-# Two pieces were not timed. 8-bit codes from memory are decoded more slowly. One piece again, with
-# numbers for the zeros that such a loop had: what further columns cost at 2048 x 2048.
+# Two pieces were not timed. 8-bit codes from memory are decoded more slowly. One piece again, as
+# `job` has it, 2048 x 2048 by 2 to 16 columns of bfloat16: 235 to 262 us, 370 to 390 of 8 bits.
 _CODES_PER_FMA = {"uint4": 0.61, "uint8": 0.23}
-_PER_FMA = {"uint4": {1: 3.0, 2: 3.5, 3: 2.6}, "uint8": {1: 2.35, 2: 2.7, 3: 2.0}}
+_PER_FMA = {"uint4": {1: 4.4, 2: 3.5, 3: 2.6}, "uint8": {1: 3.95, 2: 2.7, 3: 2.0}}
 
 
 def _rounds(problem: Problem) -> bool:
@@ -80,5 +81,6 @@ RUNG = CpuRung(
     accepts_quant=lambda problem: operands.takes_row_along(problem) and groups_are_chunks(problem),
     suggest=_suggest,
     bind=_bind,
+    job=job,
     available=lambda: missing_tiles("bf16"),
 )

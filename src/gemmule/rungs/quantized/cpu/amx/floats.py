@@ -61,7 +61,12 @@ _SUMS_BYTES = ops.SUMS_BYTES
 _FRAME_AT = 2 * _SUMS_BYTES
 _TABLES_AT = _FRAME_AT + ops.FRAME_BYTES
 _WEIGHTS_AT = _TABLES_AT + _TABLES_BYTES
-_TOTALS_BYTES = BLOCKS * TILE_BYTES
+TOTALS_BYTES = BLOCKS * TILE_BYTES
+
+
+def work_bytes(bits: int) -> int:
+    """Return the size of a task's memory, but for its totals."""
+    return _WEIGHTS_AT + 2 * ops.weights_bytes(bits) + TOTALS_BYTES
 
 
 @functools.cache
@@ -126,28 +131,30 @@ def _prepare_kernel(bits: int, scale_dtype: str, has_zeros: bool) -> Kernel:
 
 
 @functools.cache
-def _rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
-    """Return ``f(job, work, row, last)``: the totals of 48 rows."""
+def rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
+    """Return ``f(job, work, row, last, totals)``: add to the totals of 48 rows, panel by panel."""
     decode_edge = ops.decode_chunk(bits, has_zeros)
     scale_up = ops.scale_sums(bits, has_zeros)
     multiply, multiply_decode = (
         ops.multiply_chunk(bits, pieces, has_zeros, decoding) for decoding in (False, True)
     )
     prepare, weights = _prepare_kernel(bits, scale_dtype, has_zeros), ops.weights_bytes(bits)
-    chunk_bytes_of_x, totals_at = ops.x_bytes(bits, pieces), _WEIGHTS_AT + 2 * weights
+    chunk_bytes_of_x, unused_at = ops.x_bytes(bits, pieces), _WEIGHTS_AT + 2 * weights
     width = block_columns(bits)
 
     @kernel
-    def add_rows(job: Product, work: int, row: int, last: int) -> None:
+    def add_rows(job: Product, work: int, row: int, last: int, totals: int) -> None:
         frame, turn = work + _FRAME_AT, 0
         chunks, panels = (job.row_bytes + 63) // 64, (job.columns + LANES - 1) // LANES
         per_group = chunks if job.group >= job.n else max(job.group // width, 1)
+        _put_long(frame, _ROW_STEP, job.row_bytes)
+        _put_long(frame, _FACTOR, job.factor)
         prepare(job, work, row, last, 0, per_group)
         decode_edge(frame)
         _put_long(frame, _PENDING, work)
         _put_long(frame, _SCALED, work + _TABLES_AT)
         _put_long(frame, _SUMS_OF_X, job.x + chunk_bytes_of_x - 64)
-        _put_long(frame, _TOTALS, work + totals_at)
+        _put_long(frame, _TOTALS, work + unused_at)
         for chunk in range(chunks):
             table = work + _TABLES_AT + chunk // per_group % (2 * _SOME) * _TABLES_STEP
             fused = False
@@ -168,7 +175,7 @@ def _rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> K
                 _put_long(frame, _PENDING, sums)
                 _put_long(frame, _SCALED, table)
                 _put_long(frame, _SUMS_OF_X, x + chunk_bytes_of_x - 64)
-                _put_long(frame, _TOTALS, work + totals_at + (panel + 1) * _TOTALS_BYTES)
+                _put_long(frame, _TOTALS, totals + panel * TOTALS_BYTES)
                 turn += 1
         scale_up(frame)
 
@@ -179,25 +186,22 @@ def _rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> K
 def float_rows(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Rows:
     """Return the micro-kernel for one kind of matrix and of activations."""
     configure, release, put = configured(*ops.SHAPES), released(), put_rows
-    add_rows = _rows_kernel(bits, pieces, scale_dtype, has_zeros)
-    totals_at = _WEIGHTS_AT + 2 * ops.weights_bytes(bits)
+    add_rows, nbytes = rows_kernel(bits, pieces, scale_dtype, has_zeros), work_bytes(bits)
 
     @kernel
     def tiles(job: Product, first: int, end: int) -> None:
         panels = (job.columns + LANES - 1) // LANES
-        memory = np.zeros(totals_at + (panels + 1) * _TOTALS_BYTES + 64, np.uint8)
+        memory = np.zeros(nbytes + panels * TOTALS_BYTES + 64, np.uint8)
         work = (memory.ctypes.data + 63) // 64 * 64
-        frame, totals = work + _FRAME_AT, work + totals_at + _TOTALS_BYTES
+        totals = work + nbytes
         configure()
-        _put_long(frame, _ROW_STEP, job.row_bytes)
-        _put_long(frame, _FACTOR, job.factor)
         for row in range(first, end, BLOCK_ROWS):
             last = min(BLOCK_ROWS, end - row) - 1
-            for i in range(panels * _TOTALS_BYTES // 4):
+            for i in range(panels * TOTALS_BYTES // 4):
                 _put(totals, i, np.float32(0))
-            add_rows(job, work, row, last)
+            add_rows(job, work, row, last, totals)
             for panel in range(panels):
-                put(job, totals + panel * _TOTALS_BYTES, row, last, panel)
+                put(job, totals + panel * TOTALS_BYTES, row, last, panel)
         release()
 
     return Rows(tiles)
@@ -251,6 +255,11 @@ def magnitudes(x: int, count: int, found: int) -> None:
     _put_long(found, 1, smallest + 1)
 
 
+def window() -> NDArray[np.uint16]:
+    """Return what `Product.lanes` points to."""
+    return np.array(ops.window(), np.uint16)
+
+
 @functools.cache
 def bfloat16_tiles(pieces: int) -> Make:
     """Return how matrices are multiplied by columns as sums of so many bfloat16.
@@ -261,7 +270,7 @@ def bfloat16_tiles(pieces: int) -> Make:
     def make(parts: Stored, columns: int) -> Way:
         bits, shrunk = parts.bits, ops.shrunk_by(parts.bits)
         panel_bytes = -(-parts.row_bytes // BLOCK_BYTES) * ops.x_bytes(bits, pieces)
-        window = np.array(ops.window(), np.uint16)
+        codes = window()
 
         def prepare(x: NDArray[Any], place: int, size: int) -> int | None:
             found = np.empty(2, np.int64)
@@ -274,8 +283,8 @@ def bfloat16_tiles(pieces: int) -> Make:
 
         return Way(
             rows=float_rows(bits, pieces, scale_dtype_of(parts), parts.zeros is not None),
-            product=product_of(parts, x_step=panel_bytes, lanes=address(window)),
-            kept=window,
+            product=product_of(parts, x_step=panel_bytes, lanes=address(codes)),
+            kept=codes,
             unit=BLOCK_ROWS,
             panel=LANES,
             panel_bytes=panel_bytes,

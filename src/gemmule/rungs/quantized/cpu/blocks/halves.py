@@ -229,31 +229,39 @@ def in_columns(bits: int) -> Intrinsic:
     return operation(f"in_columns {bits}", emit)
 
 
-def _pairs(bits: int) -> list[tuple[int, int, int, int]]:
+def _pairs(bits: int, words: bool) -> list[tuple[int, int, int, int]]:
     """Return for each pair of terms of a chunk its tile, its row there, and both terms.
 
-    Of nibbles a row of a tile holds one of each 16 bits; of bytes one of each 32, then another.
+    Of nibbles a row of a tile holds one of each 16 bits; of bytes too where codes are decoded in
+    `words` of 16 bits, else one of each 32, then another.
     """
-    tiles, apart, found = tiles_of(bits), 4, []
+    tiles, found = tiles_of(bits), []
+    apart = 2 if bits == 8 and words else 4
     for k in range(tiles):
         for j in range(TILE_ROWS):
-            low = 8 * j + k if bits == 4 else 8 * (j % 8) + 2 * (j // 8) + k
+            low = 2 * apart * j + k
+            if bits == 8 and not words:
+                low = 8 * (j % 8) + 2 * (j // 8) + k
             found.append((k, j, low, low + apart))
     return found
 
 
 @functools.cache
-def _put_columns(bits: int, turned: bool) -> Intrinsic:
-    """Return ``f(x, step, out)``: a chunk's terms of sixteen columns of bfloat16 as tiles.
+def _put_columns(bits: int, turned: bool, words: bool) -> Intrinsic:
+    """Return ``f(x, step, last, out)``: a chunk's terms of sixteen columns of bfloat16 as tiles.
 
-    The terms of a column lie behind each other, `step` bytes from one column to the next; where
-    `turned`, the columns of a term do, `step` bytes from one term to the next.
+    The terms of a column lie behind each other, `step` bytes from one column to the next, and those
+    behind the `last` are that again; where `turned`, the columns of a term do, `step` bytes from
+    one term to the next, and there are sixteen.
     """
 
-    def of_columns(builder: Any, x: Value, step: Value) -> list[Value]:
+    def of_columns(builder: Any, x: Value, step: Value, last: Value) -> list[Value]:
         """Emit the 32-bit lanes of all columns, two terms each."""
-        found = []
-        lines = [builder.add(x, builder.mul(step, step.type(i))) for i in range(LANES)]
+        found, lines = [], []
+        for i in range(LANES):
+            there = builder.icmp_signed("<", last, last.type(i))
+            number = builder.select(there, last, last.type(i))
+            lines.append(builder.add(x, builder.mul(step, number)))
         nbytes = 2 * simd.block_columns(bits)
         for at in range(0, nbytes, BLOCK_BYTES):
             for line in lines:
@@ -263,9 +271,9 @@ def _put_columns(bits: int, turned: bool) -> Intrinsic:
             )
         return [builder.bitcast(one, simd.vector_type("int16", _WORDS)) for one in found]
 
-    def emit(builder: Any, x: Value, step: Value, out: Value) -> None:
-        lanes = [] if turned else of_columns(builder, x, step)
-        for tile, row, first, second in _pairs(bits):
+    def emit(builder: Any, x: Value, step: Value, last: Value, out: Value) -> None:
+        lanes = [] if turned else of_columns(builder, x, step, last)
+        for tile, row, first, second in _pairs(bits, words):
             if turned:
                 lines = [builder.add(x, builder.mul(step, step.type(i))) for i in (first, second)]
                 one, other = (simd.load_vector(builder, at, "int16") for at in lines)
@@ -276,27 +284,31 @@ def _put_columns(bits: int, turned: bool) -> Intrinsic:
             both = simd.shuffled(builder, one, other, order)
             simd.store_vector(builder, both, out, TILE_BYTES * tile + BLOCK_BYTES * row)
 
-    return operation(f"put_columns {bits} {turned}", emit)
+    return operation(f"put_columns {bits} {turned} {words}", emit)
 
 
 @functools.cache
-def pack_kernel(bits: int, unit: str) -> Kernel:
+def pack_kernel(bits: int, unit: str, words: bool = False) -> Kernel:
     """Return ``f(x, column_step, term_step, columns, terms, out)``: up to sixteen columns as tiles.
 
-    x: bfloat16, steps in bytes; unit: the axis of unit stride, as `_tile.unit_axis` has it. What is
-    not there, up to the end of a chunk, is 0.
+    x: bfloat16, steps in bytes; unit: the axis of unit stride, as `_tile.unit_axis` has it; words:
+    of `_pairs`. What is not there, up to the end of a chunk, is 0; or, of columns whose terms lie
+    side by side, the last one again.
     """
     read, write, clear = load("int16", "int32"), store("int16", "int32"), store("int64", "int64")
-    tiles, chunk, quick = tiles_of(bits), simd.block_columns(bits), unit != "none"
+    tiles, chunk = tiles_of(bits), simd.block_columns(bits)
     turned = unit == "width"
-    put = _put_columns(bits, turned)
+    put = _put_columns(bits, turned, words)
+    least = {"width": LANES, "depth": 1, "none": LANES + 1}[unit]  # columns that are put at once
+    bytes_in_words = bits == 8 and words
 
     @kernel
     def pack(x: int, column_step: int, term_step: int, columns: int, terms: int, out: int) -> None:
-        whole = terms // chunk if quick and columns == LANES else 0
+        whole = terms // chunk if columns >= least else 0
         step = term_step if turned else column_step
         for number in range(whole):
-            put(x + number * chunk * term_step, step, out + number * tiles * TILE_BYTES)
+            to = out + number * tiles * TILE_BYTES
+            put(x + number * chunk * term_step, step, columns - 1, to)
         for number in range(whole, (terms + chunk - 1) // chunk):
             here, to = x + number * chunk * term_step, out + number * tiles * TILE_BYTES
             for i in range(tiles * TILE_BYTES // 8):
@@ -304,7 +316,9 @@ def pack_kernel(bits: int, unit: str) -> Kernel:
             for term in range(min(chunk, terms - number * chunk)):
                 # `_pairs`, from term to place
                 row, half = term // 8, term // 4 % 2
-                if tiles == 2:
+                if bytes_in_words:
+                    row, half = term // 4, term // 2 % 2
+                elif tiles == 2:
                     row += term // 2 % 2 * 8
                 place = to + term % tiles * TILE_BYTES + row * BLOCK_BYTES + half * 2
                 for column in range(columns):
@@ -312,3 +326,43 @@ def pack_kernel(bits: int, unit: str) -> Kernel:
                     write(place, 2 * column, value)
 
     return pack
+
+
+EXTREMES_BYTES = 2 * BLOCK_BYTES
+
+
+@functools.cache
+def scale_chunk(bits: int, power: int) -> Intrinsic:
+    """Return ``f(tiles, extremes)``: multiply a chunk of x by a power of two, and add it up.
+
+    The sums of its columns go behind its tiles. extremes: of the magnitudes before, as bits, 32
+    least ones that are not zero, less one, and 32 largest, in which this chunk's are noted. What
+    is subnormal, or would be infinite, comes out wrong: they tell.
+    """
+    count = TILE_ROWS * tiles_of(bits)
+
+    def emit(builder: Any, tiles: Value, extremes: Value) -> None:
+        least, most = (simd.load_vector(builder, extremes, "int16", at, 32) for at in (0, 64))
+        words, wide = least.type, simd.vector_type("int32")
+        lower, upper = simd.constant(16, "int32"), simd.constant(0xFFFF0000, "int32")
+        totals = [simd.constant(0.0)] * 4
+        for row in range(count):
+            given = simd.load_vector(builder, tiles, "int16", BLOCK_BYTES * row, 32)
+            size = builder.and_(given, words([0x7FFF] * 32))
+            less = builder.sub(size, words([1] * 32))  # zeros become the largest
+            least = simd.called(builder, "llvm.umin.v32i16", words, least, less)
+            most = simd.called(builder, "llvm.umax.v32i16", words, most, size)
+            there = builder.icmp_unsigned("!=", size, words([0] * 32))
+            grown = builder.add(given, words([power << 7] * 32))
+            grown = builder.select(there, grown, given)
+            simd.store_vector(builder, grown, tiles, BLOCK_BYTES * row)
+            pair = builder.bitcast(grown, wide)
+            for half, one in enumerate((builder.shl(pair, lower), builder.and_(pair, upper))):
+                at = row % 2 * 2 + half
+                totals[at] = builder.fadd(totals[at], builder.bitcast(one, totals[at].type))
+        total = builder.fadd(builder.fadd(*totals[:2]), builder.fadd(*totals[2:]))
+        simd.store_vector(builder, total, tiles, BLOCK_BYTES * count)
+        simd.store_vector(builder, least, extremes, 0)
+        simd.store_vector(builder, most, extremes, BLOCK_BYTES)
+
+    return operation(f"scale_chunk {bits} {power}", emit)
