@@ -380,8 +380,13 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
                 found[name] = stacked if stacked in own else key.removesuffix(".weight")
         return found
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        """Return the model's own conversions, and that of codes and scales to layers."""
+    def update_weight_conversions(
+        self, weight_conversions: list[Any], model: Any = None
+    ) -> list[Any]:
+        """Return the model's own conversions, and that of codes and scales to layers.
+
+        model: not looked at, and not given by transformers before 5.20.
+        """
         if not self.pre_quantized:
             return [QuantiseEach.instead(self, one) for one in weight_conversions]
         from transformers.core_model_loading import WeightConverter

@@ -23,10 +23,12 @@ from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 # Codes decoded, and products by the pieces of x, for each float32 multiply-add of a core (95 a ns;
 # Xeon with AMX, November 2026: 16 rows x 128 columns x 16 columns of 4-bit codes and three pieces
 # take 156 ns, 64 columns 546; of 8-bit codes 224 and 735; with one piece 110, 309, 166 and 412).
-# Two pieces were not timed. 8-bit codes from memory are decoded more slowly. One piece again, as
-# `job` has it, 2048 x 2048 by 2 to 16 columns of bfloat16: 235 to 262 us, 370 to 390 of 8 bits.
+# Two pieces were not timed. 8-bit codes from memory are decoded more slowly. One piece again, with
+# numbers for the zeros that such a loop had: what further columns cost at 2048 x 2048.
 _CODES_PER_FMA = {"uint4": 0.61, "uint8": 0.23}
-_PER_FMA = {"uint4": {1: 4.4, 2: 3.5, 3: 2.6}, "uint8": {1: 3.95, 2: 2.7, 3: 2.0}}
+_PER_FMA = {"uint4": {1: 3.0, 2: 3.5, 3: 2.6}, "uint8": {1: 2.35, 2: 2.7, 3: 2.0}}
+# What `job` multiplies, 2048 x 2048 by 2 to 16 columns: 235 to 262 us, 370 to 390 of 8 bits.
+_BY_ADDRESS = {"uint4": 4.4, "uint8": 4.4}
 
 
 def _rounds(problem: Problem) -> bool:
@@ -64,6 +66,8 @@ def _bind(problem: Problem, params: Params) -> operands.Run:
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     products = {dtype: by_pieces[_pieces(problem)] for dtype, by_pieces in _PER_FMA.items()}
+    if problem.b == "bfloat16" and problem.n <= LANES:
+        products = _BY_ADDRESS
     suggest = operands.columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
     return suggest(problem, machine)
 
