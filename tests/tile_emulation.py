@@ -101,7 +101,7 @@ def emulated_tiles() -> Iterator[None]:
     by_rows = [_moved(keep, by_rows=True) for keep in (False, True)]
     patch.setattr(_tile_steps, "resume_rows", lambda: by_rows[0])
     patch.setattr(_tile_steps, "keep_rows", lambda: by_rows[1])
-    patch.setattr(_tile_steps, "add_products", lambda pieces: made[pieces])
+    patch.setattr(_tile_steps, "add_products", lambda pieces, streamed="": made[pieces])
     for module in (_tile_blocks, amx):
         patch.setattr(module, "configured", lambda *shapes: nothing)
         patch.setattr(module, "released", lambda: nothing)

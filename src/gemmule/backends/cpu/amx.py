@@ -88,6 +88,11 @@ def load_tile(builder: Any, tile: int, address: Value, step: Value | int, bytes_
     _move(builder, "tileloadd64", tile, address, step, bytes_on)
 
 
+def stream_tile(builder: Any, tile: int, address: Value, step: Value | int, bytes_on: int) -> None:
+    """Emit a load of a tile that is read once, and shall not take the place of others in L1."""
+    _move(builder, "tileloaddt164", tile, address, step, bytes_on)
+
+
 def store_tile(builder: Any, tile: int, address: Value, bytes_on: int, step: int = 64) -> None:
     """Emit a store of a tile to rows `step` bytes apart."""
     _move(builder, "tilestored64", tile, address, step, bytes_on)

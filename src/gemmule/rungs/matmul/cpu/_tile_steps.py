@@ -89,10 +89,11 @@ def keep_rows() -> Intrinsic:
 
 
 @functools.cache
-def add_products(pieces: int) -> Intrinsic:
+def add_products(pieces: int, streamed: str = "") -> Intrinsic:
     """Return ``f(registers, a, b, panel_bytes)``: add 32 terms to the four sums.
 
     a, b: addresses of the tiles of these terms in the first of two panels, panel_bytes apart.
+    streamed: ``"a"`` or ``"b"`` where that passes while the other stays in the first cache.
     """
 
     def emit(
@@ -102,18 +103,19 @@ def add_products(pieces: int) -> Intrinsic:
         right = (b, builder.add(b, panel_bytes))
         held: tuple[int, int] = (-1, -1)
         for pair in PRODUCTS[pieces]:
-            for tiles, places, piece, before in (
-                ((4, 5), left, pair[0], held[0]),
-                ((6, 7), right, pair[1], held[1]),
+            for name, tiles, places, piece, before in (
+                ("a", (4, 5), left, pair[0], held[0]),
+                ("b", (6, 7), right, pair[1], held[1]),
             ):
                 if piece != before:
+                    load = amx.stream_tile if name == streamed else amx.load_tile
                     for tile, place in zip(tiles, places, strict=True):
-                        amx.load_tile(builder, tile, place, 64, amx.TILE_BYTES * piece)
+                        load(builder, tile, place, 64, amx.TILE_BYTES * piece)
             held = pair
             for total in range(4):
                 amx.multiply_tiles(builder, "tdpbf16ps", total, 4 + total // 2, 6 + total % 2)
 
-    return operation(f"amx add_products {pieces}", emit)
+    return operation(f"amx add_products {pieces} {streamed}", emit)
 
 
 @functools.cache

@@ -145,7 +145,7 @@ def groups_kernel(across: bool) -> Kernel:
         _tile_steps.resume_rows(),
         _tile_steps.keep_rows(),
     )
-    add = _tile_steps.add_products(1)
+    add = _tile_steps.add_products(1, streamed="a" if across else "b")  # x
 
     @kernel
     def add_groups(
