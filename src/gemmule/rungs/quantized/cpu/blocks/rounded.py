@@ -168,8 +168,8 @@ def groups_kernel(across: bool) -> Kernel:
     ) -> None:
         rows = (ahead.product, ahead.row, ahead.rows, ahead.padded)
         of_block = (*rows, ahead.first, ahead.blocks, ahead.out)
-        turns, now = 2 * width * count, ahead.low
-        each = (ahead.high - ahead.low + turns - 1) // turns * 2
+        # A row at a time, evenly: tiles go on multiplying beside one, and would wait for several.
+        turns, now, due = width * count, ahead.low, 0
         for j in range(width):
             place, right, left = sums + j * sums_step, b + 2 * j * panel, n - GROUP * j
             if first:
@@ -182,10 +182,11 @@ def groups_kernel(across: bool) -> Kernel:
                     add(registers, other, one, panel)
                 else:
                     add(registers, one, other, panel)
-                if now < ahead.high:
-                    soon = min(now + each, ahead.high)
+                due += ahead.high - ahead.low
+                if due >= turns:
+                    soon = now + due // turns
                     enter(ahead.decode, (*of_block, now, soon))
-                    now = soon
+                    now, due = soon, due % turns
             keep(registers, place)
             if unpack != 0:
                 target = C + GROUP * j * C_column
