@@ -228,7 +228,9 @@ class CheckpointQuantizer(GemmuleQuantizer):
             )
         return {name: {} for name in every if name in there}
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+    def update_weight_conversions(
+        self, weight_conversions: list[Any], model: Any = None
+    ) -> list[Any]:
         """Return the model's own conversions, and that of another tool's tensors to layers."""
         from transformers.core_model_loading import WeightConverter
 

@@ -27,6 +27,7 @@ from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
 from gemmule.core.rung import CpuRung
 from gemmule.dispatch.torch_repeats import guards
+from gemmule.dispatch.tracked import recorded
 from gemmule.general import compiled
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
@@ -50,7 +51,7 @@ class HostCalls:
     def guarded(self, matrix: QuantizedMatrix, x: Any, bias: Any) -> torch.Tensor | None:
         """Return ``x W^T + bias`` where a guard knows x: PyTorch need not know of it. Else None."""
         bound = self._calls.get(("matvec", x.shape, x.dtype))
-        if bound is None or _dual._current_level >= 0:
+        if bound is None or _dual._current_level >= 0 or recorded():  # which no guard sees
             return None
         for same in bound.guards:
             if same(x):
@@ -93,9 +94,11 @@ class _Bound:
     __slots__ = ("_calls", "_dtype", "_job", "_latest", "_out", "_working", "guards", "strides")
 
     def __init__(self, job: Made, x: torch.Tensor, outer: int, working: torch.dtype) -> None:
-        self._job, self._calls = job, {}  # by the team: what calls the kernel
+        self._job = job
+        self._calls: dict[Any, Callable[[int, int], bool]] = {}  # by the team
         self._out, self._dtype, self._working = (*x.shape[:-1], outer), x.dtype, working
-        self._latest, self.guards, self.strides = _latest(), [], x.stride()
+        self._latest, self.strides = _latest(), x.stride()
+        self.guards: list[Callable[..., bool]] = []
 
     def is_latest(self) -> bool:
         """Whether nothing was measured since that may choose another kernel."""

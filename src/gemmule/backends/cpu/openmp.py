@@ -51,7 +51,7 @@ def lent(torch: Any) -> int:
     """Return how many threads PyTorch's team has for the calling thread's products, or 0."""
     if _forked or not functions():
         return 0
-    return max(1, min(torch.get_num_threads(), processors()))
+    return max(1, min(int(torch.get_num_threads()), processors()))
 
 
 def by_pytorch(torch: Any, multiply: Callable[..., T], *arguments: Any) -> T:
