@@ -58,6 +58,11 @@ def compiled() -> bool:
     return callable(torch._C._dynamo.eval_frame.get_eval_frame_callback())
 
 
+def leaves_host() -> bool:
+    """Whether the user's environment sends products of host operands to a GPU."""
+    return default_device() not in (None, "cpu")
+
+
 def device_of(left: Operand, right: Operand, device: str | None) -> str | None:
     """Return the GPU that host operands were asked to be multiplied on, None for where they lie.
 

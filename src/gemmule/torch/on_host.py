@@ -28,10 +28,9 @@ from gemmule.core.problem import ITEMSIZE, numpy_dtype
 from gemmule.core.rung import CpuRung
 from gemmule.dispatch.torch_repeats import guards
 from gemmule.dispatch.tracked import recorded
-from gemmule.general import compiled
+from gemmule.general import compiled, leaves_host
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.settings import default_device
 
 _MOST, _MOST_GUARDS = 64, 4
 _dual = torch.autograd.forward_ad
@@ -106,7 +105,7 @@ class _Bound:
 
     def __call__(self, matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor | None:
         """Return the product, or None: nothing was done."""
-        if default_device() is not None or not self.is_latest():
+        if leaves_host() or not self.is_latest():
             return None
         before = LENT.count
         LENT.count = lent(torch) or before
@@ -135,7 +134,7 @@ def _never(x: int, y: int) -> bool:
 
 def _bound(op: str, matrix: QuantizedMatrix, x: torch.Tensor) -> _Bound | None:
     """Return the product of operands like these, None where their rung has no job for it."""
-    if default_device() is not None or compiled() or not x.is_contiguous() or x.numel() == 0:
+    if leaves_host() or compiled() or not x.is_contiguous() or x.numel() == 0:
         return None
     inner, count = x.shape[-1], x.numel() // x.shape[-1]
     name = str(x.dtype).removeprefix("torch.")

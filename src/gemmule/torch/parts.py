@@ -24,7 +24,6 @@ from gemmule.quant.files import NOT_NUMPYS
 from gemmule.quant.layouts import get_layout
 from gemmule.quant.library import closed
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.rungs._cpu import address
 from gemmule.torch.on_host import HostCalls
 from gemmule.torch.spread import refuse_spread
 
@@ -122,7 +121,7 @@ class Held:
 
 
 def _address(part: Any) -> int:
-    return part.pointer if isinstance(part, DeviceArray) else address(part)
+    return part.pointer if isinstance(part, DeviceArray) else int(part.ctypes.data)
 
 
 HELD: dict[int, Held] = {}  # by the id of the codes
