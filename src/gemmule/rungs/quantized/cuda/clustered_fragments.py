@@ -7,32 +7,18 @@ blocks, so that every run gives the same bits, and in one launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, Machine, Params
+from gemmule.core.rung import Constraint
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CLUSTER_ARCHS, modelled
 from gemmule.rungs.quantized.cuda import transposed_fragments as plain
-from gemmule.storage.models import numbers
 
 _SHAPES = fragments.Shapes(
     ("across", "down", "tiles", "rows", "ahead", "cluster"),
     ((1, 4, 1, 2, 0, 8), (1, 4, 2, 4, 0, 8), (1, 8, 2, 4, 1, 2), (2, 8, 2, 4, 0, 2)),
 )
 _ONE_OF = Constraint("one of the declared shapes", lambda problem, params: params in _SHAPES.sets)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take the shape with the fewest blocks, of those whose blocks fill the chip."""
-    least = numbers(machine, "quantized/clustered_fragments")["full"] * machine.units
-    full = (
-        params
-        for params in reversed(_SHAPES.sets)
-        if plain.strips(problem, params) * params["cluster"] >= least
-    )
-    yield next(full, _SHAPES.sets[0])
 
 
 RUNG = replace(
@@ -46,5 +32,5 @@ RUNG = replace(
     constraints=(fragments.FITS, _ONE_OF),
     archs=CLUSTER_ARCHS,
     steps=plain.steps("clustered_fragments"),
-    **modelled(_choices, plain.seconds),
+    **modelled("quantized/clustered_fragments", plain.terms),
 )
