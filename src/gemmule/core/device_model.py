@@ -47,8 +47,8 @@ def seconds(own: Numbers, terms: Terms) -> float:
 
     Where two that overlap are alike, neither is free.
 
-    >>> seconds({"start_s": 2e-6, "read": 1.0}, ({"start_s": 1.0}, {"read": 3e-6}))
-    5e-06
+    >>> seconds({"start_s": 2.0, "read": 1.0}, ({"start_s": 1.0}, {"read": 3.0}))
+    5.0
     """
     alone, *together = (sum(own[name] * amount for name, amount in some.items()) for some in terms)
     return float(alone + sum(one**TOGETHER for one in together) ** (1 / TOGETHER))

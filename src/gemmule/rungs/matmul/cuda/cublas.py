@@ -123,15 +123,6 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     return product(problem, params, machine, dtype, problem.alignment)
 
 
-def _fits(problem: Problem, params: Params) -> bool:
-    sizes = (problem.m, problem.n, problem.k)
-    return min(sizes) >= 1 and max(sizes) <= LONGEST and problem.batch <= MOST_PRODUCTS
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    yield {"rank": 0}
-
-
 RUNG = LibraryRung(
     title="cuBLAS",
     idea="The vendor's library: asked once for its best algorithm, then called.",

@@ -12,6 +12,8 @@ them all.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
@@ -31,6 +33,7 @@ from gemmule.rungs._cuda.terms import streaming
 
 THREADS = 256
 LINE = 8  # vectors
+MOST_ROWS = 16  # of a multiprocessor
 LEAST = 128  # vectors of a share: half of a block's threads
 
 
@@ -80,6 +83,11 @@ def _chain(problem: Problem, params: Params) -> int:
     return turns * vector + 1 + 5 + THREADS // 32 + ceil_div(_width(problem), LEAST * 32) + 1 + 5
 
 
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take rows that several blocks share, or a few of which one has."""
+    return RUNG.space(problem) if problem.m <= MOST_ROWS * machine.units else ()
+
+
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Read x again for each row that is read alone, from the L2; pay for rows that begin."""
     rows, blocks = params["rows"], _grid(problem, params, machine)
@@ -116,5 +124,5 @@ RUNG = CudaRung(
     ),
     workspace=_workspace,
     steps=_steps,
-    **modelled("matvec/even_rows", _terms),
+    **modelled("matvec/even_rows", _terms, _choices),
 )

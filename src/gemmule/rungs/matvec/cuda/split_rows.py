@@ -9,6 +9,8 @@ bits on every run. The second launch has its price.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
@@ -26,6 +28,7 @@ from gemmule.rungs._cuda.stream import ALONE, INDEXED
 from gemmule.rungs._cuda.terms import streaming
 
 THREADS = 256
+MOST_ROWS = 2  # of a multiprocessor
 SPLITS = (32, 8, 16, 64, 128, 256, 512)
 
 
@@ -44,6 +47,11 @@ def _chain(problem: Problem, params: Params) -> int:
     vector = 16 // ITEMSIZE[problem.a]
     turns = ceil_div(problem.n, vector * THREADS * params["splits"]) + 3
     return int(turns * vector + 5 + THREADS // 32 + params["splits"] // 32 + 6)
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take fewer rows than fill the chip by themselves."""
+    return RUNG.space(problem) if problem.m <= MOST_ROWS * machine.units else ()
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
@@ -65,5 +73,5 @@ RUNG = CudaRung(
     constraints=(INDEXED, ALONE),
     workspace=sums_of("splits"),
     steps=_steps,
-    **modelled("matvec/split_rows", _terms),
+    **modelled("matvec/split_rows", _terms, _choices),
 )

@@ -11,6 +11,8 @@ read where they lie, a thread each.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
@@ -23,7 +25,14 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
-from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
+from gemmule.rungs._cuda.short_rows import (
+    ROOM,
+    THREADS,
+    conflicts,
+    unit,
+    wide_row,
+    worth_staging,
+)
 from gemmule.rungs._cuda.terms import streaming
 
 LARGEST_GRID = 2**31 - 1
@@ -44,12 +53,16 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (Step(kernel, grid, (THREADS, 1, 1), _smem(problem, params)),)
 
 
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return RUNG.space(problem) if worth_staging(problem.n, problem) else ()
+
+
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     blocks, passes = _blocks(problem, params), problem.n * conflicts(problem.n, problem)
     shape, kind = (blocks, 3, 1), str(ITEMSIZE[problem.a])
     waves = max(1.0, blocks / (3 * machine.units)) * params["rows"]
-    more = {"column_s": problem.n}, {}, {"pass_s": waves * passes}
-    return streaming(problem, machine, shape, kind, *more)
+    late = {"pass_s": waves * passes}
+    return streaming(problem, machine, shape, kind, {"column_s": problem.n}, {}, late)
 
 
 RUNG = CudaRung(
@@ -76,5 +89,5 @@ RUNG = CudaRung(
     ),
     batched=True,
     steps=_steps,
-    **modelled("matvec/staged_rows", _terms),
+    **modelled("matvec/staged_rows", _terms, _choices),
 )

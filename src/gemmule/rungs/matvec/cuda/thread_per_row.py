@@ -25,20 +25,20 @@ from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, FLOAT8_SIGNATURES, ceil
 from gemmule.rungs._cuda.rows import sums, thread_steps
 from gemmule.rungs._cuda.terms import streaming
 
+MOST_BYTES, MOST_ROWS = 48, 1600  # of a row; of a multiprocessor
+
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take rows of a few bytes, each a thread's own."""
+    """Take rows of a few bytes that the chip's threads have room for, each a thread's own."""
     short = problem.n * ITEMSIZE[problem.a] <= MOST_BYTES
-    return [{"block": 128}] if short and problem.layout_a == "row" else []
+    few = problem.m * problem.batch <= MOST_ROWS * machine.units
+    return [{"block": 128}] if short and few and problem.layout_a == "row" else []
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     size = ITEMSIZE[problem.a]
     shape = ceil_div(problem.m, params["block"]) * problem.batch, 2048 // params["block"], problem.n
     return streaming(problem, machine, shape, "halves" if size <= 2 else "words")
-
-
-MOST_BYTES = 512
 
 
 RUNG = CudaRung(

@@ -105,8 +105,12 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take the shapes that fit."""
-    if fragments.quant(problem).has_perm:
+    """Take the shapes that fit.
+
+    A few columns of x in bulk are brought as quickly by `warpgroup_columns`, in one launch.
+    """
+    few = problem.n <= 8 and problem.layout_b == "col"
+    if fragments.quant(problem).has_perm or few:
         return []
     return [p for p in _fit(problem) if _shared(problem, p) <= warpgroups.MOST_SHARED]
 

@@ -10,6 +10,8 @@ the warps of a block take eight each instead, and meet once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
@@ -18,6 +20,7 @@ from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
 from gemmule.rungs._cuda.stream import FITS
 from gemmule.rungs._cuda.terms import streaming
 
+MOST_ROWS = 400
 ROWS = 8  # of a warp's turn
 
 
@@ -36,6 +39,10 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 def _chain(problem: Problem, params: Params) -> int:
     share, unroll = int(params["share"]), int(params["unroll"])
     return ceil_div(problem.n, share * unroll) * unroll + (share if share > 1 else 0)
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return RUNG.space(problem) if problem.n <= MOST_ROWS else ()
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
@@ -69,5 +76,5 @@ RUNG = CudaRung(
     ),
     batched=True,
     steps=_steps,
-    **modelled("vecmat/few_rows", _terms),
+    **modelled("vecmat/few_rows", _terms, _choices),
 )

@@ -10,6 +10,8 @@ kernel, started early, add these up in a fixed order: the same bits on every run
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
@@ -23,7 +25,14 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums, sums_of
-from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
+from gemmule.rungs._cuda.short_rows import (
+    ROOM,
+    THREADS,
+    conflicts,
+    unit,
+    wide_row,
+    worth_staging,
+)
 from gemmule.rungs._cuda.terms import streaming
 
 LARGEST_GRID = 2**31 - 1
@@ -51,6 +60,10 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 COLUMNS, SPLITS = (4, 8, 16, 32), (64, 128, 256, 512)
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return RUNG.space(problem) if worth_staging(problem.m, problem) else ()
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
@@ -99,5 +112,5 @@ RUNG = CudaRung(
     workspace=sums_of("splits"),
     batched=True,
     steps=_steps,
-    **modelled("vecmat/staged_columns", _terms),
+    **modelled("vecmat/staged_columns", _terms, _choices),
 )
