@@ -7,9 +7,11 @@ blocks, so that every run gives the same bits, and in one launch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from gemmule.core.rung import Constraint
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Constraint, Machine, Params
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CLUSTER_ARCHS, modelled
 from gemmule.rungs.quantized.cuda import transposed_fragments as plain
@@ -18,7 +20,18 @@ _SHAPES = fragments.Shapes(
     ("across", "down", "tiles", "rows", "ahead", "cluster"),
     ((1, 4, 1, 2, 0, 8), (1, 4, 2, 4, 0, 8), (1, 8, 2, 4, 1, 2), (2, 8, 2, 4, 0, 2)),
 )
+FULL = 0.9  # of the multiprocessors, from where on they count as busy
 _ONE_OF = Constraint("one of the declared shapes", lambda problem, params: params in _SHAPES.sets)
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    """Take the shape with the fewest blocks, of those whose blocks fill the chip."""
+    full = (
+        params
+        for params in reversed(_SHAPES.sets)
+        if plain.strips(problem, params) * params["cluster"] >= FULL * machine.units
+    )
+    yield next(full, _SHAPES.sets[0])
 
 
 RUNG = replace(
@@ -32,5 +45,5 @@ RUNG = replace(
     constraints=(fragments.FITS, _ONE_OF),
     archs=CLUSTER_ARCHS,
     steps=plain.steps("clustered_fragments"),
-    **modelled("quantized/clustered_fragments", plain.terms),
+    **modelled("quantized/clustered_fragments", plain.terms, _choices),
 )

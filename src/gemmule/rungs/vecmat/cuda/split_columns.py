@@ -61,7 +61,8 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Beside reading, bring together the sums of all splits."""
     lanes, splits = params["lanes"], params["splits"]
     blocks = stream.strips(problem, lanes) * problem.batch * splits
-    shape = blocks, 4, problem.n * lanes / (splits * 256 * params["unroll"])
+    at_once = 4 if problem.alignment == 16 else 3
+    shape = blocks, at_once, problem.n * lanes / (splits * 256 * params["unroll"])
     sums = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
     more = {"split_s": splits, f"narrow_s {lies(problem)}": narrow(problem)}
     kind = f"{lies(problem)} {lanes}"
