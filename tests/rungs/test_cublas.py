@@ -23,6 +23,7 @@ from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.launch import CudaBackend
 from gemmule.backends.cuda.library import cublas
 from gemmule.choose import choose
+from gemmule.core.caches import forget_plans
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import PRECISIONS, Problem, numpy_dtype
@@ -31,7 +32,7 @@ from gemmule.errors import DeviceError
 from gemmule.oracle.problems import make_problem
 from gemmule.plan import Plan, rebound
 from gemmule.rungs.matmul.cuda import cublas as rung_module
-from gemmule.storage import evidence, lines, margins
+from gemmule.storage import evidence, lines, margins, models
 from gemmule.storage import tuned as tuned_store
 from gemmule_lab import doctor
 from proofs import device as verify_device
@@ -402,6 +403,30 @@ def test_plans_choose_it_until_another_is_known_to_be_faster(fake: FakeCublas, k
     with installed(None):
         assert chosen(4096, 4, 4096)[0] == "few_columns_unpacked"
         assert chosen(4096, 4096, 4096)[0] != "cublas"
+
+
+def test_a_model_of_the_device_tells_where_no_margins_were_recorded(
+    fake: FakeCublas, known: Any
+) -> None:
+    machine = CudaBackend().machine("cuda:0")
+    forget_plans()
+    assert chosen(4096, 4, 4096)[0] == "cublas"  # by a model of another device nothing is told
+    names = {"device": machine.name, "arch": machine.arch, "units": machine.units}
+    own = replace(models.of(machine), errors={"matmul/few_columns": 0.2}, **names)
+    library = own.numbers["matmul/cublas"]
+    for times, is_ours in ((1.0, True), (0.2, False)):
+        told = {name: n * times for name, n in library.items()}
+        models.save(replace(own, numbers={**own.numbers, "matmul/cublas": told}))
+        forget_plans()
+        name, reason = chosen(4096, 4, 4096)
+        assert (name != "cublas") == is_ours
+        assert ("a model of this device expects" in reason) == is_ours
+    models.save(own)
+    forget_plans()
+    assert chosen(4096, 4, 4096, "tf32")[0] == "cublas"
+    known(margin(ratio=1.09))  # what was recorded goes before
+    assert chosen(4096, 4, 4096)[0] == "cublas"
+    forget_plans()
 
 
 def test_precision_says_how_floats_are_multiplied(fake: FakeCublas, known: Any) -> None:

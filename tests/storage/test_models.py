@@ -23,7 +23,7 @@ CARD = Machine("cuda", "A card", "sm_80", 108, 1.5e12, 40 << 20, clock_hz=1.41e9
 
 def own(machine: Machine = CARD) -> DeviceModel:
     """Return a model of a device, half as quick in all."""
-    slower = models.scaled(SHIPPED, 0.5, 1.0)
+    slower = models.scaled(SHIPPED, 0.5)
     names = {"device": machine.name, "arch": machine.arch, "units": machine.units}
     return replace(slower, errors={"matvec/split_rows": 0.09}, measured="2026-11-27", **names)
 
@@ -54,7 +54,7 @@ def test_what_is_stored_is_ignored_where_tuning_is_off(monkeypatch: pytest.Monke
 
 def _rename(record: dict[str, Any]) -> None:
     tree = record["numbers"]["matvec/split_rows"]
-    tree["other_s"] = tree.pop("beyond_s")
+    tree["other_s"] = tree.pop("start_s")
 
 
 def _unknown_rung(record: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def _unknown_rung(record: dict[str, Any]) -> None:
 
 def _number(value: Any) -> Callable[[dict[str, Any]], None]:
     def change(record: dict[str, Any]) -> None:
-        record["numbers"]["matvec/split_rows"]["beyond_s"] = value
+        record["numbers"]["matvec/split_rows"]["start_s"] = value
 
     return change
 
@@ -98,9 +98,9 @@ def test_no_model_is_as_good_as_absent(text: str) -> None:
 
 
 def test_a_model_that_plans_would_not_accept_is_not_kept() -> None:
-    tree = {**SHIPPED.numbers["matvec/split_rows"], "beyond_s": -1.0}
+    tree = {**SHIPPED.numbers["matvec/split_rows"], "start_s": -1.0}
     spoilt = replace(own(), numbers={**SHIPPED.numbers, "matvec/split_rows": tree})
-    with pytest.raises(ValueError, match="beyond_s is -1"):
+    with pytest.raises(ValueError, match="start_s is -1"):
         models.save(spoilt)
 
 
@@ -114,22 +114,31 @@ def test_an_unknown_device_begins_with_the_nearest_scaled_by_its_clocks(
     assert len([record for record in caplog.records if "no time model" in record.message]) == 1
     clocks = CARD.clock_hz / SHIPPED.clock_hz
     split, known = found.numbers["matmul/wgmma_split"], SHIPPED.numbers["matmul/wgmma_split"]
-    assert split["meeting_s"] == pytest.approx(known["meeting_s"] / clocks)
-    units = CARD.units / SHIPPED.units
-    assert split["l2_bytes_per_s"] == pytest.approx(known["l2_bytes_per_s"] * clocks * units)
-    assert split["rate"] == known["rate"]
-    flops = found.numbers["matmul/cublas"]["unit_flops_per_s"]["halves"]
-    of_shipped = SHIPPED.numbers["matmul/cublas"]["unit_flops_per_s"]["halves"]
-    assert flops == pytest.approx(of_shipped * clocks)
+    assert split["start_s"] == pytest.approx(known["start_s"] / clocks)
+    assert split["turn_s 64x16"] == pytest.approx(known["turn_s 64x16"] / clocks)
+    assert split["read"] == known["read"]
     assert found.errors == {}
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])
-def test_devices_that_a_model_names_count_with_it_as_it_is(name: str) -> None:
-    assert models.of(replace(CARD, name=name, clock_hz=1.0e9)) is SHIPPED
+def test_a_device_counts_with_its_own_model_as_it_is() -> None:
+    assert SHIPPED.errors
+    assert models.of(replace(CARD, name=SHIPPED.device, clock_hz=1.0e9)) is SHIPPED
+
+
+def test_a_device_like_that_of_a_model_has_its_numbers_and_no_errors() -> None:
+    found = models.of(replace(CARD, name="NVIDIA H200", clock_hz=1.0e9))
+    assert found.numbers is SHIPPED.numbers
+    assert found.errors == {}
+
+
+def test_times_add_up_what_waits_alone_and_the_longest_of_what_overlaps() -> None:
+    own = {"start_s": 1e-6, "read": 2.0, "turn_s": 1e-6}
+    terms = {"start_s": 3.0}, {"read": 4e-6}, {"turn_s": 8.0}
+    assert device_model.seconds(own, terms) == pytest.approx(3e-6 + 8e-6 * 2**0.25)
+    assert device_model.seconds(own, terms[:2]) == pytest.approx(11e-6)
 
 
 def test_units_of_numbers_follow_from_their_names() -> None:
-    assert device_model.unit(("stage_s", "64x16")) == "_s"
-    assert device_model.unit(("unit_flops_per_s", "halves")) == "_per_s"
-    assert device_model.unit(("rate", "aligned")) == ""
+    assert device_model.is_time("turn_s 64x16")
+    assert device_model.is_time("start_s")
+    assert not device_model.is_time("read unaligned halves 32")

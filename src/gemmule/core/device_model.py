@@ -1,31 +1,34 @@
-"""What a device's time models count with: the coefficients of each rung's formula, as data.
+"""What a device's time models count with: the coefficients of each rung's terms, as data.
 
-A rung says by a formula how long it takes; the numbers in it were fitted to products measured on
-one device and are a tree of positive numbers, a branch for each rung.
+A rung says of a product by which terms its time grows: `Terms`. Each is multiplied with a number of
+that name, which was fitted to products measured on one device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-Numbers: TypeAlias = Mapping[Any, Any]  # names, or sizes, to numbers or to more of these
-Path: TypeAlias = tuple[Any, ...]
+Numbers: TypeAlias = Mapping[str, float]
+Terms: TypeAlias = tuple[Mapping[str, float], ...]
+"""What is waited for by itself, then what takes place at the same time: amounts by their names."""
 
-# What any coefficient may be, by the end of its name: seconds, rates, and numbers without a unit.
-PLAUSIBLE = {"_s": (1e-15, 1.0), "_per_s": (1e3, 1e18), "": (1e-6, 1e12)}
+TOGETHER = 4  # the power by which what takes place at the same time adds up
+
+# What any coefficient may be: where its name ends with _s seconds, else a number without a unit.
+PLAUSIBLE = {True: (1e-16, 1.0), False: (1e-6, 1e6)}
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceModel:
     """Coefficients on a device, and what they are worth there.
 
-    numbers: of each rung, ``folder/name``, a tree of positive numbers. errors: of a rung, how far
-    its formula is from times that it was not fitted to, a share of them. origin: where the numbers
-    come from, in words. measured: the day of the fit, or ``""`` as shipped.
+    numbers: of each rung, ``folder/name``, positive numbers by name. errors: of a rung, how far its
+    expected times are from those that it was not fitted to, a share of them. origin: where the
+    numbers come from, in words. measured: the day of the fit, or ``""`` as shipped.
     """
 
     device: str
@@ -39,41 +42,30 @@ class DeviceModel:
     measured: str = ""
 
 
-def leaves(tree: Numbers, at: Path = ()) -> Iterator[tuple[Path, float]]:
-    """Yield the place and the value of every number of a tree.
+def seconds(own: Numbers, terms: Terms) -> float:
+    """Return the time of terms: a sum, and the longest of what overlaps, or some more.
 
-    >>> list(leaves({"turn_s": {2: 5e-7}, "rate": 0.9}))
-    [(('turn_s', 2), 5e-07), (('rate',), 0.9)]
+    Where two that overlap are alike, neither is free.
+
+    >>> seconds({"start_s": 2.0, "read": 1.0}, ({"start_s": 1.0}, {"read": 3.0}))
+    5.0
     """
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, (*at, name))
-        else:
-            yield (*at, name), value
+    alone, *together = (sum(own[name] * amount for name, amount in some.items()) for some in terms)
+    return float(alone + sum(one**TOGETHER for one in together) ** (1 / TOGETHER))
 
 
-def changed(tree: Numbers, change: Callable[[Path, float], float], at: Path = ()) -> Numbers:
-    """Return the tree with each number replaced by what `change` says of its place and value."""
-    return {
-        name: changed(value, change, (*at, name))
-        if isinstance(value, Mapping)
-        else change((*at, name), value)
-        for name, value in tree.items()
-    }
+def is_time(name: str) -> bool:
+    """Tell whether a coefficient is in seconds, by the first word of its name.
+
+    >>> is_time("turn_s aligned"), is_time("read aligned")
+    (True, False)
+    """
+    return name.partition(" ")[0].endswith("_s")
 
 
-def unit(path: Path) -> str:
-    """Return which unit the number at a place has: ``_per_s``, ``_s``, or none."""
-    names = [name for name in path if isinstance(name, str)]
-    for ending in ("_per_s", "_s"):
-        if any(name.endswith(ending) for name in names):
-            return ending
-    return ""
-
-
-def plausible(path: Path, value: object) -> bool:
-    """Tell whether a number at this place may be true of any device."""
+def plausible(name: str, value: object) -> bool:
+    """Tell whether the number of this name may be true of any device."""
     if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
         return False
-    low, high = PLAUSIBLE[unit(path)]
+    low, high = PLAUSIBLE[is_time(name)]
     return low <= value <= high  # type: ignore[operator]

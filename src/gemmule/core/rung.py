@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from gemmule.core import architectures
 from gemmule.core.canonical import Call
-from gemmule.core.device_model import DeviceModel
+from gemmule.core.device_model import DeviceModel, Terms
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.packing import HostPacking, Packing, TensorMap
 from gemmule.core.problem import UNIT_ROUNDOFF, Problem
@@ -152,8 +152,9 @@ class Rung:
     by plans nor tried by the tuner unless they are named: what they gain depends on the calls
     around them. A `vendor` rung calls the library that users have anyway: the choice, unless
     another was tuned; but not where it `waits`: where each product waits for threads of a team,
-    also for one that the system does not run. How a rung runs is told by `CpuRung`, `CudaRung` and
-    `LibraryRung`.
+    also for one that the system does not run. `seconds`, `terms`: how long it
+    takes, and the terms by which that grows, with the coefficients of `counts_with` in a device's
+    model. How a rung runs is told by `CpuRung`, `CudaRung` and `LibraryRung`.
     """
 
     backend: ClassVar[str] = ""
@@ -175,6 +176,8 @@ class Rung:
     batched: bool = False
     suggest: Callable[[Problem, Machine], Suggestion | None] = _no_suggestion
     seconds: Callable[[Problem, Params, Machine], float] | None = None
+    terms: Callable[[Problem, Params, Machine], Terms] | None = None
+    counts_with: str = ""
     by_name_only: bool = False
     vendor: bool = False
     waits: Callable[[Problem, Machine], bool] = _never

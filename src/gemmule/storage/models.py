@@ -2,7 +2,7 @@
 
 A file of the cache is never trusted: what it holds has to have exactly the names of the shipped
 model, each number one that a device may have; else it is as good as absent. A device without a
-model of its own begins with the nearest shipped one, its seconds and rates scaled by the clocks.
+model of its own begins with the nearest shipped one, its seconds scaled by the clocks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def shipped() -> tuple[tuple[DeviceModel, tuple[str, ...]], ...]:
     """Return the models of the package, each with the beginnings of the names it is used for."""
     found = []
     for path in sorted(SHIPPED.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_tree)
+        text = path.read_text(encoding="utf-8")
+        record = json.loads(text, object_pairs_hook=without_duplicates)
         model = _decoded(record, origin=path.stem)
         found.append((model, tuple(record["devices"])))
     return tuple(found)
@@ -73,12 +74,12 @@ def _nearest(
 ) -> DeviceModel:
     """Return the shipped model of a device, or the nearest one, scaled.
 
-    The formulas count with the machine's own multiprocessors and read ceiling, so that what is
-    left to scale is what clocks make slower: latencies, and the rates of caches and of arithmetic.
+    Terms count with the machine's own multiprocessors and read ceiling, so that what is left to
+    scale is what clocks make slower.
     """
     for model, names in shipped():
         if name.startswith(names):
-            return model
+            return model if name == model.device else replace(model, errors={})
 
     def distance(model: DeviceModel) -> float:
         apart = abs(math.log(read_bytes_per_s / model.read_bytes_per_s))
@@ -93,22 +94,15 @@ def _nearest(
         name,
         nearest.device,
     )
-    return scaled(nearest, clock_hz / nearest.clock_hz, units / nearest.units)
+    return scaled(nearest, clock_hz / nearest.clock_hz)
 
 
-def scaled(model: DeviceModel, clocks: float, units: float) -> DeviceModel:
-    """Return the model where clocks, and multiprocessors, are so many times as fast and many."""
-
-    def change(path: device_model.Path, value: float) -> float:
-        unit = device_model.unit(path)
-        if unit == "_s":
-            return value / clocks
-        if unit == "_per_s":  # of one multiprocessor, or of the cache that all of them share
-            shared = any(str(name).endswith("bytes_per_s") for name in path)
-            return value * clocks * (units if shared else 1.0)
-        return value
-
-    trees = {rung: device_model.changed(tree, change) for rung, tree in model.numbers.items()}
+def scaled(model: DeviceModel, clocks: float) -> DeviceModel:
+    """Return the model where clocks are so many times as fast."""
+    trees = {
+        rung: {name: n / clocks if device_model.is_time(name) else n for name, n in own.items()}
+        for rung, own in model.numbers.items()
+    }
     return replace(model, numbers=trees, errors={}, origin=f"{model.origin}, scaled")
 
 
@@ -122,7 +116,7 @@ def read(name: str, arch: str, units: int) -> DeviceModel | None:
     path = path_of(name, arch, units)
     record = measured.read(path)
     try:
-        model = None if record is None else _decoded(_with_sizes(record), origin="measured here")
+        model = None if record is None else _decoded(record, origin="measured here")
     except (KeyError, TypeError, ValueError):
         return None
     if model is None or (model.device, model.arch, model.units) != (name, arch, units):
@@ -156,15 +150,14 @@ def fault(model: DeviceModel) -> str:
     known = shipped()[0][0].numbers
     if set(model.numbers) != set(known):
         return f"it has not the rungs of {shipped()[0][0].origin}"
-    for rung, tree in model.numbers.items():
-        found = dict(device_model.leaves(tree))
-        if set(found) != {path for path, _ in device_model.leaves(known[rung])}:
+    for rung, own in model.numbers.items():
+        if set(own) != set(known[rung]):
             return f"the coefficients of {rung} are not those that it counts with"
-        for path, value in found.items():
-            if not device_model.plausible(path, value):
-                return f"{rung}: {'.'.join(map(str, path))} is {value}"
+        for name, value in own.items():
+            if not device_model.plausible(name, value):
+                return f"{rung}: {name} is {value}"
     for rung, error in model.errors.items():
-        if rung not in known or type(error) is not float or not 0 <= error < 100:
+        if type(error) is not float or not 0 <= error < 100:
             return f"the error of {rung} is {error}"
     return ""
 
@@ -185,16 +178,3 @@ def _decoded(record: Mapping[str, Any], origin: str) -> DeviceModel:
         measured=measured_on,
         **texts,
     )
-
-
-def _tree(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
-    """Return an object of JSON whose names that are whole numbers are numbers."""
-    known = without_duplicates(pairs)
-    return {int(name) if name.isdecimal() else name: value for name, value in known.items()}
-
-
-def _with_sizes(value: Any) -> Any:
-    """Return parsed JSON with names that are whole numbers as numbers."""
-    if not isinstance(value, dict):
-        return value
-    return _tree([(name, _with_sizes(one)) for name, one in value.items()])

@@ -1,11 +1,10 @@
 """Fitting a device model: a rung's coefficients to times measured on the device.
 
-Formulas have maxima and square roots, so they are not linear in their coefficients; all of these
-are positive, and what counts are relative errors. So the squares of the logarithms of modelled over
-measured times are made small over the logarithms of the coefficients, from the known ones on, by
-the method of Levenberg and Marquardt with a Jacobian of differences. A small pull towards where it
-began keeps what the sample says little of; what it says nothing of stays. Whole numbers in a model
-are counts and limits of choices, not fitted.
+Terms overlap, so that a time is not linear in its coefficients; all of these are positive, and what
+counts are relative errors. So the squares of the logarithms of modelled over measured times are
+made small over the logarithms of the coefficients, from the known ones on, by the method of
+Levenberg and Marquardt. A small pull towards where it began keeps what the sample says little of;
+what it says nothing of stays.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core import device_model
-from gemmule.core.device_model import DeviceModel, Numbers
+from gemmule.core.device_model import TOGETHER, DeviceModel, Numbers
 from gemmule.core.host_rates import PLAUSIBLE, HostRates, plausible
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Machine, Params, Rung
 from gemmule.storage import models
 
 Floats: TypeAlias = NDArray[np.float64]
+Predict: TypeAlias = Callable[[Floats], tuple[Floats, Floats]]
 
 STEP = 1e-2  # of a logarithm, for the Jacobian
 PULL = 0.02  # of a logarithm's error, for each that a coefficient is moved by
@@ -68,74 +68,50 @@ class Loss:
         return f"{self.mean:.1%} in the mean of {self.products}, {self.worst:.0%} of the worst 1 %"
 
 
-def least_squares(
-    predict: Callable[[Floats], Floats], start: Floats, measured: Floats, pull: float = PULL
-) -> Floats:
+def least_squares(predict: Predict, start: Floats, measured: Floats, pull: float = PULL) -> Floats:
     """Return positive coefficients by which `predict` is nearest to what was measured.
 
     Nearest by the squares of logarithms of their ratios, of which large ones count less: what was
-    disturbed must not bend the rest. A coefficient that moves none stays.
+    disturbed must not bend the rest. A coefficient that moves none stays. `predict` returns times,
+    and by how much they grow with each coefficient.
     """
+    held = pull * math.sqrt(len(measured))
 
-    def residuals(at: Floats) -> Floats:
-        modelled = np.maximum(predict(start * np.exp(at)), LEAST_S)
-        apart = FAR * np.arcsinh(np.log(modelled / measured) / FAR)
-        return np.concatenate([apart, pull * math.sqrt(len(measured)) * at])
-
-    def slopes(at: Floats, here: Floats, which: Iterable[int]) -> Floats:
-        found = np.zeros((len(here), len(at)))
-        for i in which:
-            beside = at.copy()
-            beside[i] += STEP
-            found[:, i] = (residuals(beside) - here) / STEP
-        return found
+    def residuals(at: Floats) -> tuple[Floats, Floats]:
+        """Return what is made small, and its slopes."""
+        here = start * np.exp(at)
+        modelled, slopes = predict(here)
+        modelled = np.maximum(modelled, LEAST_S)
+        apart = np.log(modelled / measured)
+        weight = 1 / (np.sqrt(1 + (apart / FAR) ** 2) * modelled)
+        steep = np.vstack([slopes * weight[:, None] * here, held * np.eye(len(at))])
+        return np.concatenate([FAR * np.arcsinh(apart / FAR), held * at]), steep
 
     def descended(at: Floats) -> tuple[float, Floats]:
-        here, damping = residuals(at), 1e-2
+        (here, slope), damping = residuals(at), 1e-2
         for _ in range(MOST_STEPS):
-            slope = slopes(at, here, moving)[:, moving]
             normal, wanted = slope.T @ slope, slope.T @ here
             while damping < 1e8:
                 damped = normal + damping * np.diag(np.diag(normal))
                 step = np.clip(np.linalg.solve(damped, -wanted), -LONGEST_STEP, LONGEST_STEP)
-                there = at.copy()
-                there[moving] = np.clip(there[moving] + step, -FARTHEST, FARTHEST)
-                beyond = residuals(there)
+                there = np.clip(at + step, -FARTHEST, FARTHEST)
+                beyond, steep = residuals(there)
                 if beyond @ beyond < here @ here:
                     break
                 damping *= 4
             else:
                 break
             gain = 1 - (beyond @ beyond) / (here @ here)
-            at, here, damping = there, beyond, max(damping / 8, 1e-9)
+            at, here, slope, damping = there, beyond, steep, max(damping / 8, 1e-9)
             if gain < ENOUGH:
                 break
         return float(here @ here), at
 
-    origin, count = np.zeros(len(start)), len(measured)
-    first = slopes(origin, residuals(origin), range(len(start)))[:count]
-    moving = [i for i in range(len(start)) if np.abs(first[:, i]).max(initial=0.0) > STEP]
-    if not moving:
-        return start
-    rng, found = np.random.default_rng(0), [descended(origin)]
-    for _ in range(SCATTERED):  # waves and maxima make valleys of their own
-        at = found[0][1].copy()
-        at[moving] += rng.uniform(-SCATTER, SCATTER, len(moving))
-        found.append(descended(at))
+    rng, found = np.random.default_rng(0), [descended(np.zeros(len(start)))]
+    for _ in range(SCATTERED):  # waves and overlaps make valleys of their own
+        found.append(descended(found[0][1] + rng.uniform(-SCATTER, SCATTER, len(start))))
     best = min(found, key=lambda one: one[0])[1]
     return np.asarray(start * np.exp(best), np.float64)
-
-
-class _Read(dict[str, Numbers]):
-    """Coefficients that remember of which rungs they were read."""
-
-    def __init__(self, trees: Mapping[str, Numbers]) -> None:
-        super().__init__(trees)
-        self.read: list[str] = []
-
-    def __getitem__(self, rung: str) -> Numbers:
-        self.read.append(rung)
-        return super().__getitem__(rung)
 
 
 def modelled(machine: Machine, model: DeviceModel, row: Timed) -> float:
@@ -145,57 +121,49 @@ def modelled(machine: Machine, model: DeviceModel, row: Timed) -> float:
     return row.rung.seconds(row.problem, row.params, replace(machine, model=model))
 
 
-def counted_with(machine: Machine, model: DeviceModel, row: Timed) -> list[str]:
-    """Return the rungs whose coefficients the formula of a row reads, its own first."""
-    numbers = _Read(model.numbers)
-    modelled(machine, replace(model, numbers=numbers), row)
-    return sorted(set(numbers.read), key=lambda name: (name != row.name, name))
-
-
 def fitted(
     machine: Machine, model: DeviceModel, rows: Sequence[Timed], only: str | None = None
 ) -> DeviceModel:
     """Return the model with the coefficients of each rung fitted to its rows.
 
-    only: of this rung, ``folder/name``, and of no other. A rung that counts with another's
-    coefficients beside its own is fitted after that one.
+    only: of this rung, ``folder/name``, and of no other.
     """
     owners: dict[str, list[Timed]] = {}
-    depth: dict[str, int] = {}
     for row in rows:
-        if row.rung.seconds is None:
-            continue
-        read = counted_with(machine, model, row)
-        owners.setdefault(read[0], []).append(row)
-        depth[read[0]] = max(depth.get(read[0], 0), len(read))
-    for owner in sorted(owners, key=lambda name: (depth[name], name)):
-        mine = owners[owner]
-        if only in (None, owner, mine[0].name) and problems_of(mine) >= FEWEST:
-            model = _fitted_one(machine, model, owner, mine)
-    return model
+        if row.rung.terms is not None:
+            owners.setdefault(row.rung.counts_with, []).append(row)
+    found = {
+        owner: _fitted_one(machine, model.numbers[owner], mine)
+        for owner, mine in owners.items()
+        if only in (None, owner, mine[0].name) and problems_of(mine) >= FEWEST
+    }
+    return replace(model, numbers={**model.numbers, **found})
 
 
-def _fitted_one(
-    machine: Machine, model: DeviceModel, owner: str, rows: Sequence[Timed]
-) -> DeviceModel:
-    tree = model.numbers[owner]
-    places = [path for path, value in device_model.leaves(tree) if type(value) is float]
-    start = np.array([value for _, value in device_model.leaves(tree) if type(value) is float])
+def _fitted_one(machine: Machine, own: Numbers, rows: Sequence[Timed]) -> Numbers:
+    terms = [row.rung.terms(row.problem, row.params, machine) for row in rows if row.rung.terms]
+    names = sorted({name for one in terms for place in one for name in place})
+    amounts = np.zeros((max(map(len, terms)), len(terms), len(names)))
+    columns = {name: column for column, name in enumerate(names)}
+    for row, one in enumerate(terms):
+        for place, some in enumerate(one):
+            for name, amount in some.items():
+                amounts[place, row, columns[name]] = amount
+    moving = [column for column in range(len(names)) if amounts[:, :, column].any()]
+    names, amounts = [names[column] for column in moving], amounts[:, :, moving]
 
-    def with_numbers(values: Floats) -> DeviceModel:
-        known = dict(zip(places, map(float, values), strict=True))
-        own = device_model.changed(tree, lambda path, value: known.get(path, value))
-        return replace(model, numbers={**model.numbers, owner: own})
+    def predict(values: Floats) -> tuple[Floats, Floats]:
+        alone, *together = amounts @ values
+        longest = np.sum(np.power(together, TOGETHER), axis=0) ** (1 / TOGETHER)
+        shares = np.power(together / np.maximum(longest, LEAST_S), TOGETHER - 1)
+        return alone + longest, amounts[0] + np.sum(shares[:, :, None] * amounts[1:], axis=0)
 
-    def predict(values: Floats) -> Floats:
-        here = replace(machine, model=with_numbers(values))
-        formulas = [(row, row.rung.seconds) for row in rows]
-        return np.array([f(row.problem, row.params, here) for row, f in formulas if f is not None])
-
+    start = np.array([own[name] for name in names])
     measured = np.array([row.seconds for row in rows])
-    found = with_numbers(least_squares(predict, start, measured))
-    sound = all(device_model.plausible(p, v) for p, v in device_model.leaves(found.numbers[owner]))
-    return found if sound else model
+    values = map(float, least_squares(predict, start, measured))
+    found = {**own, **dict(zip(names, values, strict=True))}
+    sound = all(device_model.plausible(name, value) for name, value in found.items())
+    return found if sound else own
 
 
 def held_out(rows: Iterable[Timed]) -> tuple[list[Timed], list[Timed]]:
@@ -301,10 +269,15 @@ def judged_rates(machine: Machine, rows: Sequence[Timed]) -> Judged:
         known: dict[str, Any] = dict(zip(names, map(float, values), strict=True))
         return replace(begin, **known)
 
-    def predict(values: Floats) -> Floats:
+    def times(values: Floats) -> Floats:
         here = with_rates(machine, rates_of(values))
         found = (row.rung.suggest(row.problem, here) for row in fit)
         return np.array([0.0 if one is None else one.expected_s for one in found])
+
+    def predict(values: Floats) -> tuple[Floats, Floats]:
+        here, more = times(values), np.diag(values * math.expm1(STEP))
+        slopes = [(times(values + one) - here) / one.sum() for one in more]
+        return here, np.transpose(slopes)
 
     found = begin
     if problems_of(fit) >= FEWEST:

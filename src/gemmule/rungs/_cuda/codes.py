@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.rung import Constraint, Machine, Params, Signature, Step
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 from gemmule.rungs._cuda.rows import WIDE, sums, tree
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.terms import streaming
 
 FITS = Constraint(
     "p x rows is at most 1024 threads, 512 with 32 values a load",
@@ -74,24 +75,20 @@ def _timed(rung: str) -> dict[str, Any]:
     """
 
     def choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-        spec, own = _plain(problem), numbers(machine, rung)
-        if spec is None or not _takes_groups(problem):
-            return
-        values = 32 if spec.bits == 4 and problem.n > own["short_row"] else 16
-        if _load_width(problem, spec.bits, values) != values:  # byte by byte: not measured
-            return
-        few = problem.m < own["rows_of_a_unit"] * machine.units  # each needs more than a warp
-        p, rows = (256, 1) if few else (32, 4)
-        yield {"p": p, "rows": rows, "values": values}
+        spec = _plain(problem)
+        values = 32 if spec and spec.bits == 4 else 16
+        if spec and _takes_groups(problem) and _load_width(problem, spec.bits, values) == values:
+            yield {"p": 256, "rows": 1, "values": values}  # byte by byte: not measured
+            yield {"p": 32, "rows": 4, "values": values}
 
-    def seconds(problem: Problem, params: Params, machine: Machine) -> float:
-        own = numbers(machine, rung)
-        fill = min(1.0, problem.m * params["p"] / (own["threads_of_a_unit"] * machine.units))
-        read = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
-        decoded = problem.m * problem.n / (own["unit_codes_per_s"] * machine.units)
-        return float(machine.call_s + max(read, decoded) / max(fill, 1e-3))
+    def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+        p, rows = params["p"], params["rows"]
+        turns = ceil_div(problem.n, p * params["values"])
+        shape = ceil_div(problem.m, rows), max(1, 2048 // (p * rows)), turns
+        decoded = {"code_s": problem.m * problem.n / machine.units}
+        return streaming(problem, machine, shape, "", {}, {}, {}, decoded)
 
-    return modelled(choices, seconds)
+    return modelled(rung, terms, choices)
 
 
 def card(

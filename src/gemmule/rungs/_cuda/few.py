@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmule.core.device_model import Numbers
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step
+from gemmule.rungs._cuda import terms
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance
+from gemmule.rungs._cuda.terms import beside
 
 MOST = 16  # columns that are multiplied together; more of them stream the matrix again
 
@@ -109,15 +111,28 @@ def rows_aligned(problem: Problem) -> bool:
     return view.k * ITEMSIZE[view.matrix] % 16 == 0 or problem.alignment == 16
 
 
-def stream_s(problem: Problem, machine: Machine, own: Numbers, share: float, width: int) -> float:
-    """Return the seconds that reading takes at `share` of the read ceiling, `width` columns a pass.
+def streaming(
+    problem: Problem,
+    machine: Machine,
+    shape: tuple[int, int, float],
+    tile: tuple[int, int, int],
+    packed: int = 0,
+) -> Terms:
+    """Return the terms of streaming the matrix once for each of a tile's columns.
 
-    Unaligned rows come slower, and more so for many columns.
+    shape: as `gemmule.rungs._cuda.terms.streaming` has it. tile: rows and columns of a block, whose
+    vectors are copied and multiplied, and the steps of a chunk; what is left of the sum goes
+    element by element. packed: bytes that are packed before.
     """
-    view = seen(problem)
-    passes = ceil_div(view.n, width)
-    matrix = view.m * view.k * ITEMSIZE[view.matrix] * (passes - 1)
-    streams = 1 if (problem.shared_b if view.turned else problem.shared_a) else problem.batch
-    if not rows_aligned(problem):
-        share *= own["unaligned"]["few" if width <= 4 else "more"]
-    return (problem.compulsory_bytes + matrix * streams) / (share * machine.read_bytes_per_s)
+    view, (rows, width, chunk), kind = seen(problem), tile, str(ITEMSIZE[problem.a])
+    again = view.m * view.k * ITEMSIZE[view.matrix] * (ceil_div(view.n, width) - 1)
+    steps = max(1.0, shape[0] / machine.units) * view.k
+    crooked, waves = not rows_aligned(problem), max(1.0, shape[0] / (shape[1] * machine.units))
+    alone = {"pack_s": float(packed > 0), "packed": packed / machine.read_bytes_per_s}
+    read = {"again": again / machine.read_bytes_per_s}
+    read["crooked"] = crooked * problem.compulsory_bytes / machine.read_bytes_per_s
+    late = {f"wave_s {kind}": waves, f"tail_s {kind}": waves * rows * (view.k % chunk)}
+    late[f"out_s {kind}"] = waves * rows * width
+    work = {f"sum_s {kind}": steps * rows * width, f"copy_s {kind}": steps * (rows + width)}
+    work[f"element_s {kind}"] = steps * rows * crooked
+    return beside(terms.streaming(problem, machine, shape, kind), alone, read, late, work)

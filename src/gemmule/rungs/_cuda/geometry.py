@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gemmule.core.problem import FLOAT8, HALVES, Problem
+from gemmule.core import device_model, registry
+from gemmule.core.device_model import Terms
+from gemmule.core.problem import FLOAT8, HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import Machine, Params, Signature, Step, Suggestion, floats, integers
+from gemmule.storage.models import numbers
 
 CTYPE = {
     "float64": "double", "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16",
@@ -66,31 +69,35 @@ def flat(kernel: str, blocks: int, threads: int | tuple[int, int], **more: Any) 
     return Step(kernel, (blocks, 1, 1), (x, y, 1), **more)
 
 
-def quickest(choices: Iterable[Params], seconds: Callable[[Params], float]) -> Suggestion | None:
-    """Return the first of the parameter sets with the least modelled time, and that time."""
-    found = [Suggestion(params, seconds(params)) for params in choices]
-    return min(found, key=lambda one: one.expected_s, default=None)
-
-
 def modelled(
-    choices: Callable[[Problem, Machine], Iterable[Params]],
-    seconds: Callable[[Problem, Params, Machine], float],
+    rung: str,
+    terms: Callable[[Problem, Params, Machine], Terms],
+    choices: Callable[[Problem, Machine], Iterable[Params]] | None = None,
 ) -> dict[str, Any]:
-    """Return what a rung says of its time: a formula, and that the quickest choice by it is best.
+    """Return what a rung says of its time: its terms, and that the quickest choice by them is best.
 
-    choices: the parameter sets worth comparing for a problem, none where the rung stands back.
+    rung: ``folder/name``, whose coefficients count. choices: the parameter sets worth comparing for
+    a problem, none where the rung stands back; all that are declared where it says nothing.
     """
 
-    def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
-        some = choices(problem, machine)
-        return quickest(some, lambda params: seconds(problem, params, machine))
+    def seconds(problem: Problem, params: Params, machine: Machine) -> float:
+        return device_model.seconds(numbers(machine, rung), terms(problem, params, machine))
 
-    return {"seconds": seconds, "suggest": suggest}
+    def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+        folder, name = rung.split("/")
+        every = registry.rung_in(folder, "cuda", name).space
+        some = every(problem) if choices is None else choices(problem, machine)
+        found = [Suggestion(params, seconds(problem, params, machine)) for params in some]
+        return min(found, key=lambda one: one.expected_s, default=None)
+
+    return {"terms": terms, "counts_with": rung, "seconds": seconds, "suggest": suggest}
 
 
 def lies(problem: Problem) -> str:
-    """Return ``aligned`` or ``unaligned``: whether rows begin at whole 16 bytes."""
-    return "aligned" if problem.alignment == 16 else "unaligned"
+    """Tell whether rows begin at whole 16 bytes, and where not, whether elements are small."""
+    if problem.alignment == 16:
+        return "aligned"
+    return "unaligned" if ITEMSIZE[problem.a] > 2 else "unaligned halves"
 
 
 def starts_early(machine: Machine) -> bool:

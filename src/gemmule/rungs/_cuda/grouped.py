@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
-from gemmule.core.device_model import Numbers
+from gemmule.core.device_model import Numbers, Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, Machine, Params
 from gemmule.rungs._cuda.geometry import ceil_div, modelled
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
-from gemmule.storage.models import numbers
 
 # What grouped rungs say of themselves that take operands in any order.
 ANY_ORDER: dict[str, Any] = {"layouts": EVERY_LAYOUT, "layouts_b": EVERY_LAYOUT}
@@ -50,39 +48,27 @@ def pieces(problem: Problem, size: int) -> tuple[float, float]:
     return touched * max(1.0, each / size + 0.5), touched
 
 
-def between(points: Numbers, at: float) -> float:
-    """Return the value at a place on the line through points, whose first and last go on."""
-    known: list[tuple[int, float]] = sorted(points.items())
-    for (low, below), (high, above) in itertools.pairwise(known):
-        if low <= at <= high:
-            return below + (above - below) * (at - low) / (high - low)
-    return known[0][1] if at < known[0][0] else known[-1][1]
+def items(
+    problem: Problem, machine: Machine, count: float, item_bytes: float, kind: str, *more: Numbers
+) -> Terms:
+    """Return the terms of items that multiprocessors take one after another.
 
-
-def items_s(
-    machine: Machine, own: Numbers, items: float, item_bytes: float, busy_s: float
-) -> float:
-    """Return the modelled seconds of items that multiprocessors take one after another.
-
-    item_bytes: of a matrix, read at the multiprocessor's share of the ceiling; busy_s: what an item
-    takes where no memory is waited for. start_s: from the launch to the first, and behind the last.
+    item_bytes: of a matrix, read at the multiprocessor's share of the ceiling. more: beside that,
+    of an item.
     """
-    each = max(item_bytes * machine.units / machine.read_bytes_per_s, busy_s)
-    turns = items / machine.units
-    turns = math.ceil(turns) if turns <= 4 else turns + own["uneven"]
-    return float(machine.call_s + own["start_s"] + turns * each)
+    turns = count / machine.units
+    turns = math.ceil(turns) if turns <= 4 else turns + 0.5
+    read = {f"read {kind}": item_bytes * machine.units / machine.read_bytes_per_s}
+    beside = {"token": problem.compulsory_bytes / machine.read_bytes_per_s}
+    each = ({name: turns * amount for name, amount in one.items()} for one in (read, *more))
+    return {"start_s": 1.0}, *each, beside
 
 
 def by_element(rung: str) -> dict[str, Any]:
     """Return what a rung says of its time of which each thread computes an element by itself."""
 
-    def choices(problem: Problem, machine: Machine) -> list[Params]:
-        return [{}]
+    def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+        moved = {"read": problem.compulsory_bytes / machine.read_bytes_per_s}
+        return {"start_s": 1.0}, moved, {"flop_s": problem.flops / machine.units}
 
-    def seconds(problem: Problem, params: Params, machine: Machine) -> float:
-        own = numbers(machine, rung)
-        computed = problem.flops / (machine.units * own["unit_flops_per_s"])
-        moved = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
-        return float(machine.call_s + computed + moved)
-
-    return modelled(choices, seconds)
+    return modelled(rung, terms)

@@ -10,6 +10,7 @@ from gemmule.rungs._cuda.geometry import ceil_div
 THREADS = 256
 ROOM = 64 * 1024  # shared memory that a block may have: three blocks on every multiprocessor
 BANKS = 32  # of 4 bytes each
+MOST_PASSES, MOST_BYTES = 4, {"row": 240, "col": 128}
 
 
 def wide_row(length: int, dtype: str) -> int:
@@ -36,3 +37,9 @@ def conflicts(length: int, problem: Problem) -> int:
         for each in range(most):
             hits.setdefault((word + each) % BANKS, set()).add(word + each)
     return max(len(found) for found in hits.values())
+
+
+def worth_staging(length: int, problem: Problem) -> bool:
+    """Tell whether rows are as short, and lie as well in the banks, as is known to be quick."""
+    few = conflicts(length, problem) <= MOST_PASSES
+    return few and wide_row(length, problem.a) <= MOST_BYTES[problem.layout_a]

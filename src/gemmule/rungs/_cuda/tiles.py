@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from gemmule.core.device_model import Numbers
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import FLOATS, Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import accumulator, ceil_div, modelled
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.terms import rounds
 
 Size = Callable[[Params], tuple[int, int]]  # of a block's tile: rows and columns of C
 
@@ -46,30 +46,19 @@ def launch(
 
 
 def by_square(
-    rung: str, name: str, times: int = 1, share: Callable[[Problem, Numbers], float] | None = None
+    rung: str, name: str, times: int = 1, kind: Callable[[Problem], str] = accumulator
 ) -> dict[str, Any]:
     """Return what a rung says of its time whose square tile is `times` the parameter `name` wide.
 
-    Its coefficients: of each side the blocks that a multiprocessor runs at a time, and the share of
-    unit_flops that it reaches; start_s, what each product takes beside. share: of a problem, that
-    it reaches whatever the side.
+    kind: of a problem, what has rates of its own.
     """
 
-    def choices(problem: Problem, machine: Machine) -> list[Params]:
-        wide = accumulator(problem) in WIDE_INTEGERS
-        sides = numbers(machine, rung)["sides"]
-        return [{name: side} for side in sides if not (wide and side == 8)]
+    def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+        side = times * params[name]
+        shape = tiles(problem, side, side), max(1, 128 // side) ** 2, max(problem.k, 1)
+        return rounds(problem, machine, shape, f"{kind(problem)} {side}")
 
-    def seconds(problem: Problem, params: Params, machine: Machine) -> float:
-        own = numbers(machine, rung)
-        kind, of_side, side = own["unit_flops_per_s"], own["sides"][params[name]], params[name]
-        rate = kind[accumulator(problem)] if isinstance(kind, Mapping) else kind
-        rate *= of_side["share"] * (share(problem, own) if share else 1.0)
-        size = (times * side, times * side)
-        tiled = expected_s(problem, machine, size, of_side["blocks"], rate)
-        return float(own.get("start_s", 0.0) + tiled)
-
-    return modelled(choices, seconds)
+    return modelled(rung, terms)
 
 
 def fits_grid(size: Size) -> Constraint:
@@ -78,25 +67,3 @@ def fits_grid(size: Size) -> Constraint:
         f"at most {LARGEST_GRID:,} blocks",
         lambda problem, params: tiles(problem, *size(params)) <= LARGEST_GRID,
     )
-
-
-def expected_s(
-    problem: Problem, machine: Machine, tile: tuple[int, int], resident: int, unit_flops: float
-) -> float:
-    """Return the modelled time of a tiled matmul in seconds.
-
-    tile: rows and columns of C that a block computes; resident: blocks that one multiprocessor
-    runs at a time; unit_flops: flops per second that one multiprocessor reaches when it is full.
-    Blocks run in waves, the last of which may leave multiprocessors idle; each computes a whole
-    tile, padding included. Bytes and flops overlap, so the longer of both counts.
-    """
-    height, width = tile
-    blocks = tiles(problem, height, width)
-    waves = ceil_div(blocks, machine.units * resident)
-    busy = min(resident, ceil_div(blocks, machine.units))  # blocks that share a multiprocessor
-    block_flops = 2.0 * height * width * max(problem.k, 1)
-    # A multiprocessor with fewer blocks than it can hold has fewer warps to hide latency with.
-    share = unit_flops * (0.5 + 0.5 * busy / resident)
-    compute = waves * busy * block_flops / share
-    moved = problem.compulsory_bytes / machine.read_bytes_per_s
-    return machine.call_s + max(compute, moved)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from gemmule.core.device_model import Terms
 from gemmule.core.packing import LinesMap, TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, modelled
 from gemmule.rungs.matmul.cuda import wgmma_specialized
-from gemmule.storage.models import numbers
 
 SCALED = ("float32", "bfloat16", "float16")  # what float32 sums, and scaled ones, are rounded to
 STEPS = 128  # of the reduction, in a stage's lines of 128 bytes
@@ -111,18 +111,14 @@ def steps_by(tiles: dict[str, tuple[int, int]]) -> Callable[..., tuple[Step, ...
 def timed_by(rung: str, tiles: dict[str, tuple[int, int]]) -> dict[str, Any]:
     """Return what such a rung says of its time: that of halves and half the steps, and copies."""
 
-    def choices(problem: Problem, machine: Machine) -> list[Params]:
-        return [{"tile": tile, "cluster": 1} for tile in tiles]
+    def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+        size, copies = tiles[params["tile"]], _copies(problem)
+        halves = replace(_seen(problem, size[1]), k=ceil_div(problem.k, 2))
+        copied = workspace(problem, {}, machine) / machine.read_bytes_per_s
+        more = {"copied": copied, "copy_s": float(any(copies))}
+        return wgmma_specialized.tiled(halves, machine, size, params["cluster"], more)
 
-    def seconds(problem: Problem, params: Params, machine: Machine) -> float:
-        own, size = numbers(machine, rung), tiles[params["tile"]]
-        halves = replace(problem, a="float16", b="float16", k=ceil_div(problem.k, 2))
-        copied = 2.0 * workspace(problem, {}, machine) / machine.read_bytes_per_s
-        copied += machine.call_s if any(_copies(problem)) else 0.0
-        product = wgmma_specialized.tiled_s(_seen(halves, size[1]), size, 1, machine)
-        return float(copied + own["slower"][params["tile"]] * product)
-
-    return modelled(choices, seconds)
+    return modelled(rung, terms)
 
 
 def common(rung: str, tiles: dict[str, tuple[int, int]]) -> dict[str, Any]:

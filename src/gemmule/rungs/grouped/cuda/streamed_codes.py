@@ -10,14 +10,12 @@ come to those sums in float32: no weight is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gemmule.core.architectures import SINCE_AMPERE
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
-from gemmule.storage.models import numbers
 
 WARPS, ROWS, PITCH = 8, 32, 4
 STAGES_BYTES = WARPS * 2 * ROWS * (128 + 16)  # two of each warp, rows 16 bytes apart
@@ -58,20 +56,13 @@ def _takes(problem: Problem) -> bool:
     return size is not None and size > 0 and size % 32 == 0
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Multiply codes at a rate by their bits and tokens, or as the memory brings them."""
-    own = numbers(machine, "grouped/streamed_codes")
-    bits, tokens = (4 if problem.b == "uint4" else 8), params["tokens"]
-    slab = ROWS * params["wide"]
-    codes = float(slab * problem.k)
+    bits, tokens, wide = (4 if problem.b == "uint4" else 8), params["tokens"], params["wide"]
+    slab = ROWS * wide * problem.k
     count, _ = grouped.pieces(problem, tokens)
-    items = count * ceil_div(problem.n, slab)
-    rate = own["unit_codes_per_s"][bits][min(tokens, 16)] * own["wide"][params["wide"]]
-    return grouped.items_s(machine, own, items, codes * bits / 8 / own["rate"], codes / rate)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return [{"tokens": t, "wide": w} for t in (8, 16) for w in (2, 1, 4)]
+    shape = problem, machine, count * ceil_div(problem.n, ROWS * wide), slab * bits / 8
+    return grouped.items(*shape, f"{wide}", {f"code_s {bits} {tokens} {wide}": slab})
 
 
 RUNG = CudaRung(
@@ -112,5 +103,5 @@ RUNG = CudaRung(
         ),
     ),
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("grouped/streamed_codes", _terms),
 )

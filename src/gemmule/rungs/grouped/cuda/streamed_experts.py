@@ -12,14 +12,12 @@ piece, from the L2 as a rule: that is for the tiles of the next rung.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gemmule.core.architectures import SINCE_AMPERE
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, modelled, type_arguments
-from gemmule.storage.models import numbers
 
 WARPS = 8
 MOST_EXPERTS = 4096  # whose list fits beside the sums
@@ -56,19 +54,14 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(ceil_div(problem.k, parts * depth) * depth + parts)
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Read at a share of the ceiling: W along k, or along n by the warps side by side."""
-    own, (columns, _) = numbers(machine, "grouped/streamed_experts"), _shape(problem, params)
-    share = own["along_k"] if problem.layout_b == "col" else own["along_n"][params["wide"]]
-    share -= own["more_tokens"] * (params["tokens"] // 8 - 1)
-    slab = columns * params["wide"]
-    count, _ = grouped.pieces(problem, params["tokens"])
-    items = count * ceil_div(problem.n, slab)
-    return grouped.items_s(machine, own, items, 2.0 * slab * problem.k / share, 0.0)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return [{"tokens": t, "wide": w} for t in (8, 16) for w in (1, 2, 4)]
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Read W along k, or along n by the warps side by side."""
+    wide, tokens = params["wide"], params["tokens"]
+    slab = _shape(problem, params)[0] * wide
+    count, _ = grouped.pieces(problem, tokens)
+    shape = problem, machine, count * ceil_div(problem.n, slab), 2.0 * slab * problem.k
+    kind = f"{problem.layout_b} {tokens} {wide}"
+    return grouped.items(*shape, kind, {f"step_s {tokens}": slab * problem.k})
 
 
 RUNG = CudaRung(
@@ -99,5 +92,5 @@ RUNG = CudaRung(
         ),
     ),
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("grouped/streamed_experts", _terms),
 )

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Terms
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped, half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
-from gemmule.storage.models import numbers
 
 HEIGHT, THREADS, LINE, LINES = 256, 384, 128, 2
 ROOM_BYTES = 227 * 1024 - 1024 - 8192 - LINES * HEIGHT * LINE  # for tokens
@@ -66,25 +66,22 @@ WIDTHS = (32, 64, 128)
 EXACT_TOKENS = 8  # an expert, up to which no weight is rounded
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Wait for stages, by the tokens of a piece in whole instructions, or for the codes."""
-    own, width = numbers(machine, "grouped/wgmma_codes"), params["tokens"]
-    bits = 4 if problem.b == "uint4" else 8
+    width, bits = params["tokens"], 4 if problem.b == "uint4" else 8
     stages = ceil_div(problem.k, half_tiles.DEPTH)
     count, touched = grouped.pieces(problem, width)
-    slabs = ceil_div(problem.n, HEIGHT)
-    moved = HEIGHT * problem.k * bits / 8 / own["rate"] * touched / max(count, 1.0)
-    each = ceil_div(int(problem.m / max(count, 1.0)), 32) * 32
-    stage = grouped.between(own["stage_s"], each)
+    shape = problem, machine, count * ceil_div(problem.n, HEIGHT)
+    moved = HEIGHT * problem.k * bits / 8 * touched / max(count, 1.0)
+    each = stages * min(width, ceil_div(int(problem.m / max(count, 1.0)), 32) * 32)
     zeros = problem.quant is not None and problem.quant.has_zeros
-    if width == 128 and (zeros or each <= 32):
-        stage *= own["crowded"]
-    return grouped.items_s(machine, own, count * slabs, moved, stages * stage + own["tile_s"])
+    busy = {f"stage_s {width}{' zeros' * zeros}": stages, f"token_s {width}": each, "tile_s": 1.0}
+    return grouped.items(*shape, moved, "", busy)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     few = problem.m <= EXACT_TOKENS * problem.batch
-    return [] if few else [{"tokens": width} for width in WIDTHS]
+    return [] if few else RUNG.space(problem)
 
 
 RUNG = CudaRung(
@@ -123,5 +120,5 @@ RUNG = CudaRung(
         ),
     ),
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("grouped/wgmma_codes", _terms, _choices),
 )

@@ -13,13 +13,11 @@ side by side, so that it is read from memory once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped, half_tiles
 from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, modelled, type_arguments
-from gemmule.storage.models import numbers
 
 HEIGHT, THREADS = 128, 384
 ROOM_BYTES = 227 * 1024 - 1024 - 8192  # for stages, beside barriers and the list
@@ -54,27 +52,17 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 WIDTHS = (16, 32, 64, 128, 256)
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Wait for stages, by the tokens of a piece, or for bytes, some of which the L2 brings again.
-
-    What it brings again: of the tokens a share, and of a slab for each further piece that meets it.
-    """
-    own, width = numbers(machine, "grouped/wgmma_experts"), params["tokens"]
-    stages = ceil_div(problem.k, half_tiles.DEPTH)
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Wait for stages, by the tokens of a piece, or for bytes, some from the L2 again."""
+    width, stages = params["tokens"], ceil_div(problem.k, half_tiles.DEPTH)
     count, touched = grouped.pieces(problem, width)
-    slabs = ceil_div(problem.n, HEIGHT)
     each = problem.m / max(count, 1.0)  # tokens of a piece, which are even
     share = touched / max(count, 1.0)  # a slab's other pieces mostly find it in the L2
-    moved = share + own["again"] * (1.0 - share) + own["tokens_again"] * each / HEIGHT
-    moved *= 2.0 * HEIGHT * half_tiles.DEPTH * stages
-    if width == 256 and each >= own["larger_copies"]["tokens"]:  # fewer and larger ones under way
-        moved *= own["larger_copies"]["of_bytes"]
-    busy = stages * grouped.between(own["stage_s"], each) + own["tile_s"]
-    return grouped.items_s(machine, own, count * slabs, moved, busy)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return [{"tokens": width} for width in WIDTHS]
+    slab = 2.0 * HEIGHT * half_tiles.DEPTH * stages
+    busy = {f"stage_s {width}": stages, f"token_s {width}": stages * each, "tile_s": 1.0}
+    again = {"again_s": slab * (1.0 - share), "tokens_s": slab * each / HEIGHT}
+    shape = problem, machine, count * ceil_div(problem.n, HEIGHT), slab * share
+    return grouped.items(*shape, f"{width}", busy, again)
 
 
 RUNG = CudaRung(
@@ -96,5 +84,5 @@ RUNG = CudaRung(
         ),
     ),
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("grouped/wgmma_experts", _terms),
 )

@@ -15,12 +15,14 @@ alone: `batch_invariant=True` never comes here. The library's own environment va
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gemmule.backends.cuda.library import cublas
 from gemmule.backends.cuda.library.run import LibraryRun, by_columns
 from gemmule.core.canonical import Call
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
@@ -30,9 +32,8 @@ from gemmule.core.rung import (
     Params,
     same,
 )
-from gemmule.rungs._cuda.geometry import modelled
-from gemmule.rungs._cuda.tiles import expected_s
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.geometry import ceil_div, modelled
+from gemmule.rungs._cuda.tiles import tiles
 
 LONGEST, MOST_PRODUCTS = 2**31 - 1, 65_535
 TILE = (128, 128)
@@ -92,20 +93,34 @@ def _arithmetic(problem: Problem) -> Arithmetic:
     )
 
 
+def _fits(problem: Problem, params: Params) -> bool:
+    sizes = (problem.m, problem.n, problem.k)
+    return min(sizes) >= 1 and max(sizes) <= LONGEST and problem.batch <= MOST_PRODUCTS
+
+
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     yield {"rank": 0}
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return the time by the library's rate: for `explain`, and to tell what is hopeless."""
-    rates = numbers(machine, "matmul/cublas")["unit_flops_per_s"]
-    rate = rates["halves" if problem.a in HALVES else compute(problem)]
-    return expected_s(problem, machine, TILE, 1, rate)
+def product(problem: Problem, params: Params, machine: Machine, dtype: str, aligned: int) -> Terms:
+    """Return the terms of the library's product of operands of a dtype.
+
+    It shares long sums among multiprocessors, and is slower where there are few tiles even so.
+    """
+    kind = f"{'halves' if dtype in HALVES else dtype} {aligned}"
+    size = replace(problem, m=ceil_div(problem.m, 32) * 32, n=ceil_div(problem.n, 32) * 32)
+    flops = size.flops / machine.units
+    thin = max(0.0, 1 - tiles(problem, *TILE) / machine.units)
+    return (
+        {f"start_s {kind}": 1.0, f"deep_s {kind}": math.sqrt(problem.k), "rank_s": params["rank"]},
+        {"read": problem.compulsory_bytes / machine.read_bytes_per_s},
+        {f"flop_s {kind}": flops, f"thin_s {kind}": flops * thin},
+    )
 
 
-def _fits(problem: Problem, params: Params) -> bool:
-    sizes = (problem.m, problem.n, problem.k)
-    return min(sizes) >= 1 and max(sizes) <= LONGEST and problem.batch <= MOST_PRODUCTS
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    dtype = problem.a if problem.a in HALVES else compute(problem)
+    return product(problem, params, machine, dtype, problem.alignment)
 
 
 RUNG = LibraryRung(
@@ -142,5 +157,5 @@ RUNG = LibraryRung(
     spec=gemm,
     bind=bind,
     available=cublas.missing,
-    **modelled(_choices, _seconds),
+    **modelled("matmul/cublas", _terms, _choices),
 )

@@ -15,10 +15,8 @@ streamed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gemmule.core.architectures import SINCE_AMPERE
-from gemmule.core.device_model import Numbers
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import (
     Constraint,
@@ -39,7 +37,6 @@ from gemmule.rungs._cuda.geometry import (
 )
 from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.tiles import ANY_ORDER
-from gemmule.storage.models import numbers
 
 LANES = 8
 MOST_STAGES = (4, 6)  # of doubles more: a stage holds half as many
@@ -114,37 +111,12 @@ def _kind(problem: Problem) -> str:
     return "doubles" if problem.a == "float64" else "words"
 
 
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Let many rows share the packed columns, as far as the blocks still fill the chip."""
-    width, kind = _width(problem), _kind(problem)
-    if kind == "halves":
-        return [{"across": across, "rows": 2 if width == 8 else 4} for across in (4, 2, 1)]
-    if kind == "doubles":
-        return [{"across": across, "rows": 4} for across in ((1, 2) if width <= 8 else (2, 1))]
-    return [{"across": across, "rows": 8} for across in (2, 1)]
-
-
-def _sharing(problem: Problem, params: Params, own: Numbers) -> float:
-    """Return what sharing among as many rows costs, over the best."""
-    width, kind, across = _width(problem), _kind(problem), params["across"]
-    if kind == "doubles":
-        worse = 2 if width <= 8 else 1
-        return float(own["sharing"][worse] if across == worse else 1.0)
-    fewer = kind == "words" and across == 1
-    return float(1.0 + own["column_of_fewer"] * max(0, width - 8)) if fewer else 1.0
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    own, width = numbers(machine, "matmul/few_columns"), _width(problem)
-    share = own["share"]["doubles" if problem.a == "float64" else "words"][width]
-    if _kind(problem) == "halves":
-        share = own["share"]["words"][width] * own["converting"]
-    blocks = max(few.slabs(problem, _rows(params), width), 1)
-    waves = ceil_div(blocks, machine.units) * machine.units / blocks
-    slower = _sharing(problem, params, own) * waves
-    pack_s = 0.0 if _direct(problem) else own["pack_s"]
-    stream_s = few.stream_s(problem, machine, own, share, width)
-    return float(machine.call_s + pack_s + own["fill_s"] + stream_s * slower)
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    view, width, rows = few.seen(problem), _width(problem), _rows(params)
+    split = _warps(problem, params) // params["across"]
+    turns = ceil_div(view.k * ITEMSIZE[view.matrix], 16 * LANES * split)
+    shape, tile = (few.slabs(problem, rows, width), 1, turns), (rows, width, LANES * view.lanes)
+    return few.streaming(problem, machine, shape, tile, _workspace(problem, params, machine))
 
 
 RUNG = CudaRung(
@@ -186,5 +158,5 @@ RUNG = CudaRung(
     workspace=_workspace,
     steps=_steps,
     **ANY_ORDER,
-    **modelled(_choices, _seconds),
+    **modelled("matmul/few_columns", _terms),
 )

@@ -13,10 +13,9 @@ Float64 by 8 x 8 x 4 instructions, bytes exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gemmule.core.architectures import SINCE_AMPERE
-from gemmule.core.problem import Problem
+from gemmule.core.device_model import Terms
+from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import few
 from gemmule.rungs._cuda.geometry import (
@@ -28,7 +27,6 @@ from gemmule.rungs._cuda.geometry import (
     starts_early,
 )
 from gemmule.rungs._cuda.tiles import ANY_ORDER
-from gemmule.storage.models import numbers
 
 
 def _columns(problem: Problem, params: Params) -> int:
@@ -74,40 +72,18 @@ def _chain(problem: Problem, params: Params) -> int:
     return int((chunks + params["unroll"] + 1) * steps + params["warps"] * params["pieces"])
 
 
-def _blocks(problem: Problem, params: Params) -> int:
-    rows = 16 * params["tiles"] // params["pieces"]
-    return few.slabs(problem, rows, _columns(problem, params))
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Let 4 warps share 16 rows where those fill the chip, else 8."""
-    width = few.width_of(problem)
-    params = {"warps": 4, "tiles": 2, "unroll": 2, "pieces": 2}
-    if problem.a == "float64" and width > 4:
-        params |= {"tiles": 1, "unroll": 4, "pieces": 2 if width <= 8 else 1}
-    elif not few.rows_aligned(problem) and width <= 4:
-        params |= {"tiles": 1, "unroll": 2, "pieces": 4}
-    own = numbers(machine, "matmul/few_columns_tensor")
-    if _blocks(problem, params) < own["blocks_of_a_unit"] * machine.units:
-        params["warps"] = 8
-    yield params
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    own, width = numbers(machine, "matmul/few_columns_tensor"), few.width_of(problem)
-    share = own["share"][width]
-    if problem.a == "float64":
-        share -= own["less_of_doubles"]["few" if width <= 4 else "more"]
-    warps = _blocks(problem, params) * params["warps"]
-    fill = min(1.0, warps / (own["warps_of_a_unit"] * machine.units))
-    seconds = few.stream_s(problem, machine, own, share, width) / max(fill, 1e-3)
-    pack_s = 0.0 if _direct(problem) else own["pack_s"]
-    return float(machine.call_s + pack_s + seconds)
-
-
 def _matching(problem: Problem, params: Params) -> bool:
     view = few.seen(problem)
     return (view.matrix, view.columns) != ("int8", "uint8")
+
+
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    view, columns, pieces = few.seen(problem), _columns(problem, params), params["pieces"]
+    warps, rows = params["warps"], 16 * params["tiles"] // pieces
+    turns = view.k * ITEMSIZE[view.matrix] / (64 * pieces * warps * params["unroll"])
+    shape = few.slabs(problem, rows, columns), 16 // warps, turns
+    tile, packed = (rows, columns, 4 * pieces * view.lanes), _workspace(problem, params, machine)
+    return few.streaming(problem, machine, shape, tile, packed)
 
 
 RUNG = CudaRung(
@@ -147,5 +123,5 @@ RUNG = CudaRung(
     workspace=_workspace,
     steps=_steps,
     **ANY_ORDER,
-    **modelled(_choices, _seconds),
+    **modelled("matmul/few_columns_tensor", _terms),
 )

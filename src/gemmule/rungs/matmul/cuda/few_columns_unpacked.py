@@ -18,17 +18,15 @@ other in the L2, 3 % of the time of 16 columns. 2, 4, 8, 12 and 16 columns of fl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, floats
 from gemmule.rungs._cuda import few
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, modelled
 from gemmule.rungs._cuda.rows import sums
+from gemmule.rungs._cuda.terms import beside
 from gemmule.rungs._cuda.tiles import ANY_ORDER
-from gemmule.storage.models import numbers
 
-_NAME = "matmul/few_columns_unpacked"
 MOST_STAGES, LEAST_WARPS = {8: 3, 4: 4}, 4
 RESERVED = 1024  # bytes of shared memory that the system keeps of each block's
 
@@ -70,30 +68,16 @@ def _chain(problem: Problem, params: Params) -> int:
     return ceil_div(ceil_div(view.k, chunk), LEAST_WARPS) * chunk + most_warps + 1
 
 
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take blocks of as many rows as leave the multiprocessors full."""
-    own, width, units = numbers(machine, _NAME)["blocks"], few.width_of(problem), machine.units
-    blocks = few.slabs(problem, 32, width)
-    rows, resident = 32, 2
-    if 2 * blocks <= units or (width <= 4 and units < blocks < own["two_waves"] * units):
-        rows = 16
-    elif blocks <= units:
-        resident = 1
-    elif width > 8 and few.slabs(problem, 64, width) >= own["tall"] * units:
-        rows = 64
-    yield {"rows": rows, "resident": resident, "pieces": 8}
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Read the matrix at a share of the read ceiling, between a beginning and an end."""
-    own, width = numbers(machine, _NAME), few.width_of(problem)
-    share = own["share"]["doubles" if problem.a == "float64" else "floats"][width]
-    if not few.rows_aligned(problem) or few.seen(problem).n % width:
-        share *= own["by_elements"]
-    blocks = few.slabs(problem, params["rows"], width)
-    share *= min(1.0, max(blocks, 1) / (own["blocks"]["full"] * machine.units))
-    stream_s = few.stream_s(problem, machine, own, share, width)
-    return float(machine.call_s + own["ends_s"][width] + stream_s)
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    view, width, pieces = few.seen(problem), few.width_of(problem), params["pieces"]
+    warps, _ = _warps_and_stages(problem, params, machine)
+    turns = ceil_div(view.k, pieces * view.lanes * warps)
+    shape = few.slabs(problem, params["rows"], width), params["resident"], turns
+    parts = view.n % width != 0 or (problem.alignment < 16 and not view.columns_along_k)
+    steps = max(1.0, shape[0] / machine.units) * view.k * width
+    tile = params["rows"], width, pieces * view.lanes
+    terms = few.streaming(problem, machine, shape, tile)
+    return beside(terms, {}, {}, {}, {"part_s": parts * steps})
 
 
 RUNG = CudaRung(
@@ -125,5 +109,5 @@ RUNG = CudaRung(
     archs=("sm_80", "sm_90a", "sm_100a"),
     steps=_steps,
     **ANY_ORDER,
-    **modelled(_choices, _seconds),
+    **modelled("matmul/few_columns_unpacked", _terms),
 )

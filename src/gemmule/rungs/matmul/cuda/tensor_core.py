@@ -13,10 +13,9 @@ Hopper (`wgmma`), such as PyTorch's, are faster still.
 from __future__ import annotations
 
 from gemmule.core.architectures import SINCE_AMPERE
-from gemmule.core.device_model import Numbers
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import instance, type_arguments
+from gemmule.rungs._cuda.geometry import instance, lies, type_arguments
 from gemmule.rungs._cuda.half_tiles import SIGNATURES, along_k
 from gemmule.rungs._cuda.tiles import by_square, fits_grid, launch, square
 
@@ -30,10 +29,6 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     tile = params["tile"]
     kernel = instance("tensor_core", type_arguments(problem), tile, *along_k(problem))
     return launch(kernel, problem, _size(params), (2 * tile, 1), STAGES * 2 * tile * DEPTH * 2)
-
-
-def _share(problem: Problem, own: Numbers) -> float:
-    return 1.0 if problem.alignment == 16 else float(own["unaligned"])
 
 
 RUNG = CudaRung(
@@ -52,5 +47,5 @@ RUNG = CudaRung(
     constraints=(fits_grid(_size),),
     batched=True,
     steps=_steps,
-    **by_square("matmul/tensor_core", "tile", share=_share),
+    **by_square("matmul/tensor_core", "tile", kind=lies),
 )

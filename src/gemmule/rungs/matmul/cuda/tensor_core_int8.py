@@ -13,10 +13,9 @@ The hardware multiplies u8 by s8 but not s8 by u8, which is computed as its tran
 from __future__ import annotations
 
 from gemmule.core.architectures import SINCE_AMPERE
-from gemmule.core.device_model import Numbers
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import instance, type_arguments
+from gemmule.rungs._cuda.geometry import instance, lies, type_arguments
 from gemmule.rungs._cuda.half_tiles import along_k
 from gemmule.rungs._cuda.tiles import by_square, fits_grid, launch, square
 
@@ -32,11 +31,10 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return launch(kernel, problem, _size(params), (2 * tile, 1), STAGES * 2 * tile * DEPTH)
 
 
-def _share(problem: Problem, own: Numbers) -> float:
-    """Return what is left where operands lie across the sum, and where they begin anywhere."""
-    transposed = (problem.layout_a != "row") + (problem.layout_b != "col")
-    left = own["transposed"][transposed] if transposed else 1.0
-    return float(left * (1.0 if problem.alignment == 16 else own["unaligned"]))
+def _kind(problem: Problem) -> str:
+    """Tell how many operands lie across the sum, and where rows begin."""
+    across = (problem.layout_a != "row") + (problem.layout_b != "col")
+    return f"{across} {lies(problem)}"
 
 
 RUNG = CudaRung(
@@ -53,5 +51,5 @@ RUNG = CudaRung(
     constraints=(fits_grid(_size),),
     batched=True,
     steps=_steps,
-    **by_square("matmul/tensor_core_int8", "tile", share=_share),
+    **by_square("matmul/tensor_core_int8", "tile", kind=_kind),
 )

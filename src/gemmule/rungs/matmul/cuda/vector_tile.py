@@ -12,10 +12,9 @@ Products are plain fused multiply-adds in the accumulator's type: what `precisio
 
 from __future__ import annotations
 
-from gemmule.core.device_model import Numbers
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step, same
-from gemmule.rungs._cuda.geometry import accumulator, instance, type_arguments
+from gemmule.rungs._cuda.geometry import accumulator, instance, lies, type_arguments
 from gemmule.rungs._cuda.half_tiles import along_k
 from gemmule.rungs._cuda.rows import sums
 from gemmule.rungs._cuda.tiles import by_square, fits_grid, launch, square
@@ -35,8 +34,8 @@ def _chain(problem: Problem, params: Params) -> int:
     return problem.k + 64 // ITEMSIZE[accumulator(problem)]
 
 
-def _share(problem: Problem, own: Numbers) -> float:
-    return 1.0 if problem.alignment == 16 else float(own["unaligned"])
+def _kind(problem: Problem) -> str:
+    return f"{problem.a} {lies(problem)}"
 
 
 RUNG = CudaRung(
@@ -55,5 +54,5 @@ RUNG = CudaRung(
     constraints=(fits_grid(_size),),
     batched=True,
     steps=_steps,
-    **by_square("matmul/vector_tile", "micro", SIDE, _share),
+    **by_square("matmul/vector_tile", "micro", SIDE, _kind),
 )

@@ -17,8 +17,7 @@ the halves to where TMA wants them. Of a prepared operand the passes were run be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from gemmule.core.device_model import Terms
 from gemmule.core.packing import HalvesMap, Move, Packing
 from gemmule.core.problem import Problem
 from gemmule.core.rung import (
@@ -32,9 +31,9 @@ from gemmule.core.rung import (
 )
 from gemmule.rungs._cuda.geometry import ceil_div, modelled
 from gemmule.rungs._cuda.half_tiles import COUNTED, DEPTH
+from gemmule.rungs._cuda.terms import rounds, settled
 from gemmule.rungs._cuda.tiles import ANY_ORDER, tiles
 from gemmule.rungs.matmul.cuda.wgmma_specialized import BARRIERS_BYTES, SHARED_BYTES
-from gemmule.storage.models import numbers
 
 TILES = {"128x128": (128, 128), "128x64": (128, 64)}
 OUT_BYTES = 8 * 16 * 128  # 16 rows of 32 sums for each of 8 warps
@@ -150,18 +149,12 @@ def _chain(problem: Problem, params: Params) -> int:
     return inside + outside + problem.k // 256 + 1 + SPLIT
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Add up the launches, the passes that move each operand several times, and waves of tiles."""
-    own, (height, width) = numbers(machine, "matmul/wgmma_3xfp16"), _size(params)
-    waves = ceil_div(tiles(problem, height, width), machine.units)
-    flops = 2.0 * height * width * ceil_div(problem.k, DEPTH) * DEPTH
-    moved = own["passes"] * 4.0 * sum(_lines(problem)) * problem.k / machine.read_bytes_per_s
-    tile_s = flops / own["unit_flops_per_s"][width] + own["tile_s"]
-    return float(machine.call_s + own["start_s"] + moved + waves * tile_s)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return [{"tile": tile} for tile in TILES]
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Beside the tiles, move each operand several times."""
+    shape = tiles(problem, *_size(params)), 1, ceil_div(problem.k, DEPTH)
+    passes = 4.0 * sum(_lines(problem)) * problem.k / machine.read_bytes_per_s
+    more = {"passes": passes}
+    return rounds(problem, machine, shape, params["tile"], more, {}, {}, settled(problem, machine))
 
 
 RUNG = CudaRung(
@@ -197,5 +190,5 @@ RUNG = CudaRung(
     packing=Packing(passes=2, begins=_begins, moves=_moves),
     archs=("sm_90a",),
     **ANY_ORDER,
-    **modelled(_choices, _seconds),
+    **modelled("matmul/wgmma_3xfp16", _terms),
 )

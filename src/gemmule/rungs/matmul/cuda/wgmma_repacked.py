@@ -10,8 +10,7 @@ one, for C lies as it may.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from gemmule.core.device_model import Terms
 from gemmule.core.packing import Packing, TensorMap
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
@@ -19,7 +18,6 @@ from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, modelled, type_arguments
 from gemmule.rungs._cuda.tiles import fits_grid, tiles
 from gemmule.rungs.matmul.cuda import wgmma_specialized
-from gemmule.storage.models import numbers
 
 TILES = {"128x256": (128, 256), "128x128": (128, 128)}
 PACK_THREADS, PACK_BLOCKS = 256, 8  # blocks of a multiprocessor
@@ -70,16 +68,10 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return pack, multiply
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Read and write the copies, then multiply, with stores of single sums."""
-    own = numbers(machine, "matmul/wgmma_repacked")
-    copied = 2.0 * sum(_packed_bytes(problem)) / machine.read_bytes_per_s
-    product = wgmma_specialized.tiled_s(problem, _size(params), 1, machine)
-    return float(copied + machine.call_s + own["stores"] * product)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return [{"tile": tile} for tile in TILES]
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Read and write the copies, then multiply."""
+    copied = sum(_packed_bytes(problem)) / machine.read_bytes_per_s
+    return wgmma_specialized.tiled(problem, machine, _size(params), 1, {"copied": copied})
 
 
 RUNG = CudaRung(
@@ -95,5 +87,5 @@ RUNG = CudaRung(
     workspace=_workspace,
     packing=Packing(passes=1, begins=lambda problem: sum(_packed_bytes(problem)), is_copy=True),
     **half_tiles.COMMON,
-    **modelled(_choices, _seconds),
+    **modelled("matmul/wgmma_repacked", _terms),
 )

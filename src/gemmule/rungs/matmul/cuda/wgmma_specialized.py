@@ -13,15 +13,13 @@ nothing but at 16384.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
+from gemmule.core.device_model import Numbers, Terms
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import ceil_div, instance, modelled, type_arguments
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.terms import rounds, settled
 
 SHARED_BYTES = 227 * 1024
 OUT_BYTES = 8 * 2 * 16 * 128  # two buffers of 16 rows for each of 8 warps
@@ -64,29 +62,17 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-def tiled_s(problem: Problem, size: tuple[int, int], cluster: int, machine: Machine) -> float:
-    """Return the modelled time in seconds of a product by tiles of a size.
-
-    Flops per second are those of a multiprocessor while the clock is high, and once power limits
-    it; a tile takes some beside its stages, by its columns, and so does the first stage.
-    """
-    own = numbers(machine, "matmul/wgmma_specialized")
-    (height, width), depth = size, half_tiles.DEPTH
-    waves = ceil_div(clusters(problem, size, cluster), machine.units // cluster)
-    flops = 2.0 * height * width * ceil_div(problem.k, depth) * depth
-    busy = waves * (flops / own["burst_flops_per_s"] + own["tile_s"] + own["column_s"] * width)
-    settled = problem.flops / (machine.units * own["settled_flops_per_s"])
-    moved = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
-    return float(machine.call_s + own["start_s"] + math.hypot(max(busy, settled), moved))
+def tiled(
+    problem: Problem, machine: Machine, size: tuple[int, int], cluster: int, *more: Numbers
+) -> Terms:
+    """Return the terms of a product by tiles of a size."""
+    shape = clusters(problem, size, cluster) * cluster, 1, ceil_div(problem.k, half_tiles.DEPTH)
+    kind, more = f"{size[0]}x{size[1]} {cluster}", more or ({},)
+    return rounds(problem, machine, shape, kind, *more, {}, {}, settled(problem, machine))
 
 
-def seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return the modelled time of a product in seconds."""
-    return tiled_s(problem, TILES[params["tile"]], params["cluster"], machine)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return [{"tile": tile, "cluster": 1} for tile in TILES]
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    return tiled(problem, machine, TILES[params["tile"]], params["cluster"])
 
 
 RUNG = CudaRung(
@@ -111,5 +97,5 @@ RUNG = CudaRung(
     batched=True,
     steps=_steps,
     **half_tiles.COMMON,
-    **modelled(_choices, seconds),
+    **modelled("matmul/wgmma_specialized", _terms),
 )

@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import ceil_div, instance, modelled, type_arguments
+from gemmule.rungs._cuda.terms import rounds
 from gemmule.rungs._cuda.tiles import LARGEST_GRID, tiles
-from gemmule.storage.models import numbers
 
 TILES = {
     "64x16": (64, 16),
@@ -94,26 +95,23 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Wait for stages, the memory and the L2, each for the others now and then.
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Wait for stages, the memory and the L2; blocks of a cluster take some time to meet.
 
-    Blocks of a cluster need some time to meet, sums on their way out and to the block that stores
-    them. A second block on the same multiprocessor costs a share; so many neighbours that want the
-    same tile at the same time cost no more than one.
+    Many neighbours that want the same tile at the same time cost no more than one.
     """
-    own, tile = numbers(machine, "matmul/wgmma_split"), params["tile"]
-    (height, width), parts = _size(params), params["parts"]
-    steps = ceil_div(ceil_div(problem.k, half_tiles.DEPTH), parts)
-    blocks = _blocks(problem, params)
-    waves = blocks / (PLACED[parts] * machine.units)
-    waves = max(1.0, own["shared"][tile] * waves) if height == 64 else float(math.ceil(waves))
-    busy = waves * (steps * own["stage_s"][tile] + height * width * own["out_s"])
-    moved = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
-    down = ceil_div(max(problem.m, problem.n), height)  # so many want the same tile of `width`
-    lines = height + width / (1 + down / own["together"])
-    loaded = blocks * steps * lines * half_tiles.DEPTH * 2 / own["l2_bytes_per_s"]
-    met = own["meeting_s"] + height * width * own["sent_s"] if parts > 1 else 0.0
-    return float(machine.call_s + own["start_s"] + math.hypot(busy, moved, loaded) + met)
+    tile, (height, width), parts = params["tile"], _size(params), params["parts"]
+    blocks, steps = (
+        _blocks(problem, params),
+        ceil_div(problem.k, half_tiles.DEPTH * params["parts"]),
+    )
+    shape = math.ceil(blocks / PLACED[parts]), 1 if height == 128 else 2, steps
+    down = ceil_div(max(problem.m, problem.n), height)
+    lines = {"height": height, "width": width, "width_again": width / down}
+    each = blocks * steps * half_tiles.DEPTH / machine.units
+    loaded = {f"{name}_s": line * each for name, line in lines.items()}
+    more = {f"meeting_s {tile}": float(parts > 1), f"out_s {tile}": 1.0}
+    return rounds(problem, machine, shape, tile, more, {}, {}, {}, loaded)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
@@ -151,5 +149,5 @@ RUNG = CudaRung(
     batched=True,
     steps=_steps,
     **half_tiles.COMMON,
-    **modelled(_choices, _seconds),
+    **modelled("matmul/wgmma_split", _terms, _choices),
 )

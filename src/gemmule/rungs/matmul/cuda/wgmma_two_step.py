@@ -12,16 +12,15 @@ parts take longer again, and products of many tiles gain nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from gemmule.core.device_model import Terms
 from gemmule.core.packing import SumsMap
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, modelled
+from gemmule.rungs._cuda.terms import rounds
 from gemmule.rungs._cuda.tiles import LARGEST_GRID
 from gemmule.rungs.matmul.cuda import wgmma_specialized
-from gemmule.storage.models import numbers
 
 CLUSTER = 2
 TILES = {"128x128": (128, 128), "128x256": (128, 256)}
@@ -74,23 +73,15 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return multiply, add
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Wait for the slowest of arithmetic, the L2's tiles and the memory, then move the planes."""
-    own = numbers(machine, "matmul/wgmma_two_step")
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Wait for arithmetic, the L2's tiles and the memory, then move the planes."""
     (height, width), parts = TILES[params["tile"]], int(params["parts"])
     blocks = _pairs(problem, params) * CLUSTER * parts
-    waves = ceil_div(blocks, machine.units // CLUSTER // parts * CLUSTER * parts or CLUSTER * parts)
     steps = ceil_div(ceil_div(problem.k, half_tiles.DEPTH), parts)
-    busy = waves * steps * 2.0 * height * width * half_tiles.DEPTH / own["burst_flops_per_s"]
-    loaded = blocks * steps * (height + width / CLUSTER) * half_tiles.DEPTH * 2
-    loaded /= own["l2_bytes_per_s"]
-    moved = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
-    stored = 2.0 * parts * _plane_bytes(problem) / own["plane_bytes_per_s"]
-    return float(machine.call_s + own["start_s"] + max(busy, loaded, moved) + stored)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return RUNG.space(problem)
+    loaded = blocks * steps * (height + width / CLUSTER) * half_tiles.DEPTH / machine.units
+    more = {"planes": 2.0 * parts * _plane_bytes(problem) / machine.read_bytes_per_s}
+    shape = blocks, 1, steps
+    return rounds(problem, machine, shape, params["tile"], more, {}, {}, {"loaded_s": loaded})
 
 
 RUNG = CudaRung(
@@ -113,5 +104,5 @@ RUNG = CudaRung(
     steps=_steps,
     workspace=_workspace,
     **half_tiles.COMMON,
-    **modelled(_choices, _seconds),
+    **modelled("matmul/wgmma_two_step", _terms),
 )

@@ -9,8 +9,7 @@ rows enough; there the meeting of the blocks costs more than it gives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
@@ -23,8 +22,8 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.stream import FITS, flags, shared_rows_s, starting
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.stream import FITS, flags
+from gemmule.rungs._cuda.terms import streaming
 
 THREADS = 256
 
@@ -48,28 +47,12 @@ def _chain(problem: Problem, params: Params) -> int:
     return turns * vector + 5 + THREADS // 32 + int(params["cluster"])
 
 
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return RUNG.space(problem)
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Wait for what fits four blocks of a multiprocessor, or its registers.
-
-    Clusters of eight leave places free in some of the chip's parts.
-    """
-    own, shape = numbers(machine, "matvec/clustered_rows"), (params["cluster"], params["unroll"])
-    lying, several = lies(problem), params["unroll"] == 4
-    at_once = own["at_once"]["most" if lying == "aligned" and not several else "usual"]
-    reading = shared_rows_s(
-        problem,
-        machine,
-        own,
-        shape,
-        turn_s=own["turn_s"][params["unroll"]],
-        rate=own["rate"][lying],
-        at_once=own["placed"] * at_once if params["cluster"] == 8 else at_once,
-    )
-    return starting(problem, machine, own) + reading
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    cluster, unroll = params["cluster"], params["unroll"]
+    turns = problem.n * ITEMSIZE[problem.a] / (16 * THREADS * cluster * unroll)
+    shape = problem.m * problem.batch * cluster, 4, turns
+    kind = f"{lies(problem)} {unroll}"
+    return streaming(problem, machine, shape, kind, {f"meeting_s {cluster}": 1.0})
 
 
 RUNG = CudaRung(
@@ -92,5 +75,5 @@ RUNG = CudaRung(
     batched=True,
     steps=_steps,
     sends=True,
-    **modelled(_choices, _seconds),
+    **modelled("matvec/clustered_rows", _terms),
 )

@@ -83,6 +83,8 @@ RUNG = replace(
     by_name_only=True,
     suggest=_suggest,
     seconds=None,
+    terms=None,
+    counts_with="",
     steps=_steps,
     sends=False,
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
@@ -27,11 +28,12 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
-from gemmule.rungs._cuda.stream import ALONE, overlapped, starting
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.stream import ALONE
+from gemmule.rungs._cuda.terms import streaming
 
 THREADS = 256
 LINE = 8  # vectors
+MOST_ROWS = 16  # of a multiprocessor
 LEAST = 128  # vectors of a share: half of a block's threads
 
 
@@ -82,30 +84,19 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take as many rows together as are there, with four loads a thread under way."""
-    own = numbers(machine, "matvec/even_rows")
-    if problem.m > own["rows_of_a_unit"] * machine.units:
-        return
-    full = (rows for rows in (4, 2) if problem.m >= own["full"] * rows * _groups(problem, rows))
-    params = {"blocks": 4, "rows": next(full, 1)}
-    long = _share(problem, params, machine) > own["turns"] * THREADS
-    yield params | {"unroll": 4 // params["rows"] if params["rows"] > 1 or long else 2}
+    """Take rows that several blocks share, or a few of which one has."""
+    return RUNG.space(problem) if problem.m <= MOST_ROWS * machine.units else ()
 
 
-def _share(problem: Problem, params: Params, machine: Machine) -> float:
-    return _total(problem, params["rows"]) / _grid(problem, params, machine)
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Add up two launches, what memory and L2 give, and the rows that begin in a block."""
-    own = numbers(machine, "matvec/even_rows")
-    rows_of_x = _groups(problem, params["rows"])
-    passing = problem.n * (problem.m + rows_of_x) * ITEMSIZE[problem.a]
-    reading = problem.compulsory_bytes / (own["rate"] * machine.read_bytes_per_s)
-    of_l2 = own["l2_rate"][lies(problem)] * machine.read_bytes_per_s
-    together = overlapped(reading, passing / of_l2)
-    rows = min(own["most_begun"], _share(problem, params, machine) / _width(problem))
-    return float(starting(problem, machine, own) + together + own["row_s"] * rows)
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Read x again for each row that is read alone, from the L2; pay for rows that begin."""
+    rows, blocks = params["rows"], _grid(problem, params, machine)
+    share = _total(problem, rows) / max(blocks, 1)
+    of_x = problem.n * _groups(problem, rows) * ITEMSIZE[problem.a] / machine.read_bytes_per_s
+    turns = share / (THREADS * params["unroll"])
+    begun = {"row_s": min(3.0, share / _width(problem))}
+    shape = blocks, params["blocks"], turns
+    return streaming(problem, machine, shape, lies(problem), begun, {"x": of_x})
 
 
 RUNG = CudaRung(
@@ -133,5 +124,5 @@ RUNG = CudaRung(
     ),
     workspace=_workspace,
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("matvec/even_rows", _terms, _choices),
 )

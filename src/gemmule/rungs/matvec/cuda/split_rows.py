@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
@@ -23,10 +24,11 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums, sums_of
-from gemmule.rungs._cuda.stream import ALONE, INDEXED, shared_rows_s, starting
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.stream import ALONE, INDEXED
+from gemmule.rungs._cuda.terms import streaming
 
 THREADS = 256
+MOST_ROWS = 2  # of a multiprocessor
 SPLITS = (32, 8, 16, 64, 128, 256, 512)
 
 
@@ -48,29 +50,16 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Split a row into parts of a turn of loads a block at least."""
-    vectors = problem.n * ITEMSIZE[problem.a] // 16
-    if problem.m > numbers(machine, "matvec/split_rows")["rows_of_a_unit"] * machine.units:
-        return
-    for splits in SPLITS:
-        if splits <= max(min(SPLITS), vectors // THREADS):
-            yield {"splits": splits, "unroll": 4 if vectors >= 4 * THREADS * splits else 2}
+    """Take fewer rows than fill the chip by themselves."""
+    return RUNG.space(problem) if problem.m <= MOST_ROWS * machine.units else ()
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Share rows; four unaligned loads a lane of doubles come to more registers."""
-    own, lying = numbers(machine, "matvec/split_rows"), lies(problem)
-    lying = "doubles" if lying == "unaligned" and ITEMSIZE[problem.a] == 8 else lying
-    reading = shared_rows_s(
-        problem,
-        machine,
-        own,
-        (params["splits"], params["unroll"]),
-        turn_s=own["turn_s"][2 if params["unroll"] == 2 else lying],
-        rate=own["rate"][lying],
-        at_once=own["at_once"],
-    )
-    return starting(problem, machine, own) + reading
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    splits, unroll, size = params["splits"], params["unroll"], ITEMSIZE[problem.a]
+    turns = problem.n * size / (16 * THREADS * splits * unroll)
+    kind = f"{lies(problem)} {unroll}"
+    shape = problem.m * splits, 4, turns
+    return streaming(problem, machine, shape, kind, {"split_s": splits})
 
 
 RUNG = CudaRung(
@@ -84,5 +73,5 @@ RUNG = CudaRung(
     constraints=(INDEXED, ALONE),
     workspace=sums_of("splits"),
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("matvec/split_rows", _terms, _choices),
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemmule.core.architectures import SINCE_AMPERE
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
@@ -24,9 +25,15 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
-from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
-from gemmule.rungs._cuda.stream import starting
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.short_rows import (
+    ROOM,
+    THREADS,
+    conflicts,
+    unit,
+    wide_row,
+    worth_staging,
+)
+from gemmule.rungs._cuda.terms import streaming
 
 LARGEST_GRID = 2**31 - 1
 
@@ -47,24 +54,15 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Give a thread 64 bytes of rows, as long as some blocks are left for every multiprocessor."""
-    own = numbers(machine, "matvec/staged_rows")
-    row, rows = wide_row(problem.n, problem.a), 1
-    if row > own["most_bytes"] or conflicts(problem.n, problem) > own["most_passes"]:
-        return
-    blocks = ceil_div(problem.m * problem.batch, THREADS)
-    while 2 * rows * row <= 64 and blocks >= own["blocks_of_a_unit"] * rows * machine.units:
-        rows *= 2
-    yield {"rows": rows}
+    return RUNG.space(problem) if worth_staging(problem.n, problem) else ()
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    own = numbers(machine, "matvec/staged_rows")
-    rate = own["rate"][ITEMSIZE[problem.a]]
-    odd = problem.alignment == 2 and wide_row(problem.n, problem.a) > 128
-    rate *= own["long_odd_rows"] if odd else 1.0
-    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
-    return float(starting(problem, machine, own) + own["column_s"] * problem.n + reading)
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    blocks, passes = _blocks(problem, params), problem.n * conflicts(problem.n, problem)
+    shape, kind = (blocks, 3, 1), str(ITEMSIZE[problem.a])
+    waves = max(1.0, blocks / (3 * machine.units)) * params["rows"]
+    late = {"pass_s": waves * passes}
+    return streaming(problem, machine, shape, kind, {"column_s": problem.n}, {}, late)
 
 
 RUNG = CudaRung(
@@ -91,5 +89,5 @@ RUNG = CudaRung(
     ),
     batched=True,
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("matvec/staged_rows", _terms, _choices),
 )

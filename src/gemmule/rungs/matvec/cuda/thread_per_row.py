@@ -18,35 +18,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, FLOAT8_SIGNATURES, modelled
+from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, FLOAT8_SIGNATURES, ceil_div, modelled
 from gemmule.rungs._cuda.rows import sums, thread_steps
-from gemmule.rungs._cuda.stream import starting
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.terms import streaming
+
+MOST_BYTES, MOST_ROWS = 48, 1600  # of a row; of a multiprocessor
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take rows of a few bytes that most of the chip's threads have room for."""
-    own = numbers(machine, "matvec/thread_per_row")
-    row = problem.n * ITEMSIZE[problem.a]
-    wide = problem.n > own["most_columns"] or row > own["most_bytes"]
-    many = problem.m > own["rows_of_a_unit"] * machine.units
-    if not (wide or many) and problem.layout_a == "row" and problem.batch == 1:
-        yield {"block": 128}
+    """Take rows of a few bytes that the chip's threads have room for, each a thread's own."""
+    short = problem.n * ITEMSIZE[problem.a] <= MOST_BYTES
+    few = problem.m * problem.batch <= MOST_ROWS * machine.units
+    return [{"block": 128}] if short and few and problem.layout_a == "row" else []
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    own = numbers(machine, "matvec/thread_per_row")
-    row, few = problem.n * ITEMSIZE[problem.a], own["few"]
-    # What stays in the L2 between calls, to which the shorter start was fitted, is among these.
-    is_few = problem.n <= few["columns"] and row <= few["bytes"]
-    is_few = is_few and problem.m <= few["rows_of_a_unit"] * machine.units
-    whole = is_few or ITEMSIZE[problem.a] > 2
-    rate = own["rate"] if whole else own["element_rate"]  # one load an element
-    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
-    begin = few["byte_s"] * row - few["earlier_s"] if is_few else own["later_s"]
-    return float(starting(problem, machine, own) + begin + reading)
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    size = ITEMSIZE[problem.a]
+    shape = ceil_div(problem.m, params["block"]) * problem.batch, 2048 // params["block"], problem.n
+    return streaming(problem, machine, shape, "halves" if size <= 2 else "words")
 
 
 RUNG = CudaRung(
@@ -59,5 +51,5 @@ RUNG = CudaRung(
     params={"block": (128, 32, 64, 256, 512, 1024)},
     batched=True,
     steps=thread_steps("thread_per_row"),
-    **modelled(_choices, _seconds),
+    **modelled("matvec/thread_per_row", _terms, _choices),
 )

@@ -10,14 +10,12 @@ one load to make, and the instructions around it outnumber it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import rows as by_rows
-from gemmule.rungs._cuda.geometry import ceil_div, instance, lies, modelled, type_arguments
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.geometry import ceil_div, instance, type_arguments
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -34,25 +32,6 @@ def _chain(problem: Problem, params: Params) -> int:
     values: int = params["values"]
     section = ceil_div(problem.n, y) + 2 * values
     return by_rows.share_chain(problem, section, p, values) + values + 2 * by_rows.tree(32) + y - 1
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Serve matrices of few long rows, which leave the chip idle when a row is one block's."""
-    own, params = numbers(machine, "matvec/y_blocks"), {"y": 16, "p": 256, "rows": 1, "values": 8}
-    short = problem.n * ITEMSIZE[problem.a] < own["least_bytes"]
-    if short or problem.m * problem.batch > own["rows_of_a_unit"] * machine.units:
-        return
-    if all(c.holds(problem, params) for c in (by_rows.BLOCK_FITS, by_rows.VALUES_FIT)):
-        yield params
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Read at a share of the ceiling; unaligned rows go element by element."""
-    own = numbers(machine, "matvec/y_blocks")
-    reading = problem.compulsory_bytes / (own["rate"][lies(problem)] * machine.read_bytes_per_s)
-    blocks = problem.m * problem.batch * params["y"]
-    fill = min(1.0, blocks / (own["blocks_of_a_unit"] * machine.units))
-    return float(machine.call_s + own["adding_s"] + reading / fill)
 
 
 RUNG = CudaRung(
@@ -73,5 +52,4 @@ RUNG = CudaRung(
     batched=True,
     workspace=by_rows.sums_of("y"),
     steps=_steps,
-    **modelled(_choices, _seconds),
 )

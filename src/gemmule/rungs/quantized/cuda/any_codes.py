@@ -7,8 +7,7 @@ weight; the memory waits. What is fast has to agree with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import (
     Arithmetic,
@@ -20,7 +19,6 @@ from gemmule.core.rung import (
     Step,
 )
 from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, modelled
-from gemmule.storage.models import numbers
 
 SIGNATURES: tuple[Signature, ...] = tuple(
     (a, x, out)
@@ -69,19 +67,13 @@ def takes(problem: Problem) -> bool:
     return spec is not None and problem.batch == 1 and spec.activations == "float"
 
 
-def choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Return the only parameters there are: none."""
-    return [{}]
-
-
-def seconds(problem: Problem, params: Params, machine: Machine) -> float:
+def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Count the weights of a multiprocessor, and those of a block, whose sums may be long."""
-    own = numbers(machine, "quantized/any_codes")
     columns = problem.n if problem.op == "matmul" else 1
     transposed = problem.quant is not None and problem.quant.transposed
-    alone = own["alone_s"] * (32 if transposed else 8) * problem.reduction
-    together = own["weight_s"] * problem.m * problem.reduction * columns / machine.units
-    return float(machine.call_s + max(alone, together))
+    alone = (32 if transposed else 8) * problem.reduction
+    together = problem.m * problem.reduction * columns / machine.units
+    return {"start_s": 1.0}, {"alone_s": alone}, {"weight_s": together}
 
 
 RUNG = CudaRung(
@@ -96,5 +88,5 @@ RUNG = CudaRung(
     ),
     accepts_quant=takes,
     steps=_steps,
-    **modelled(choices, seconds),
+    **modelled("quantized/any_codes", terms),
 )

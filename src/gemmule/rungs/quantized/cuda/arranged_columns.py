@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled
 from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
-from gemmule.storage.models import numbers
 
 # The shapes that are compiled: for up to 16 columns in groups of whole tiles; for up to 32 columns,
 # and small groups.
@@ -92,32 +92,16 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     return (arrange, product)
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return how long a product takes: its blocks one after another, or what the memory needs.
-
-    A block takes a time for each chunk, by the warpgroups below each other, and one before its
-    first; longer for groups in which a tile has more scales to look up.
-    """
-    own, bits = numbers(machine, "quantized/arranged_columns"), fragments.bits(problem)
-    down, width = params["down"], warpgroups.width_of(problem)
-    rounds = ceil_div(warpgroups.blocks(problem, params), machine.units)
-    chunk = own["chunk_s"][width][bits][down]
-    chunk *= own["small_groups"] if warpgroups.each(problem) == 1 else 1.0
-    group = fragments.quant(problem).group_size
-    if fragments.is_grouped(problem) and group and group < 128:
-        chunk *= 1 + own["grouped"].get(down, 0.0) * (128 / group - 1)
-    chunks = ceil_div(_chunks(problem, params), params["cluster"])
-    reading = problem.compulsory_bytes * warpgroups.passes(problem) / machine.read_bytes_per_s
-    turned = 0.0 if problem.layout_b == "col" else own["turned_s"] * problem.k * problem.n
-    product = max(rounds * (own["start_s"] + chunks * chunk), own["slow"][bits] * reading)
-    product *= 1.0 if fragments.whole_vectors(problem) else own["unaligned"]
-    product *= own["many"] if problem.n > 16 else 1.0
-    return float(machine.call_s + turned + product)
-
-
 def _fit(problem: Problem) -> list[dict[str, int]]:
     count = len(_NARROW)
     return _SHAPES.sets[:count] if warpgroups.is_narrow(problem) else _SHAPES.sets[count:]
+
+
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Arrange x, and turn it where it does not lie by columns."""
+    x = 2 * problem.k * problem.n / machine.read_bytes_per_s
+    more = {"arranged": x, "turned": x * (problem.layout_b != "col")}
+    return warpgroups.terms(problem, params, machine, more)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
@@ -156,5 +140,5 @@ RUNG = CudaRung(
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("quantized/arranged_columns", _terms, _choices),
 )

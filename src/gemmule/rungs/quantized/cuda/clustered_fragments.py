@@ -15,22 +15,21 @@ from gemmule.core.rung import Constraint, Machine, Params
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CLUSTER_ARCHS, modelled
 from gemmule.rungs.quantized.cuda import transposed_fragments as plain
-from gemmule.storage.models import numbers
 
 _SHAPES = fragments.Shapes(
     ("across", "down", "tiles", "rows", "ahead", "cluster"),
     ((1, 4, 1, 2, 0, 8), (1, 4, 2, 4, 0, 8), (1, 8, 2, 4, 1, 2), (2, 8, 2, 4, 0, 2)),
 )
+FULL = 0.9  # of the multiprocessors, from where on they count as busy
 _ONE_OF = Constraint("one of the declared shapes", lambda problem, params: params in _SHAPES.sets)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take the shape with the fewest blocks, of those whose blocks fill the chip."""
-    least = numbers(machine, "quantized/clustered_fragments")["full"] * machine.units
     full = (
         params
         for params in reversed(_SHAPES.sets)
-        if plain.strips(problem, params) * params["cluster"] >= least
+        if plain.strips(problem, params) * params["cluster"] >= FULL * machine.units
     )
     yield next(full, _SHAPES.sets[0])
 
@@ -46,5 +45,5 @@ RUNG = replace(
     constraints=(fragments.FITS, _ONE_OF),
     archs=CLUSTER_ARCHS,
     steps=plain.steps("clustered_fragments"),
-    **modelled(_choices, plain.seconds),
+    **modelled("quantized/clustered_fragments", plain.terms, _choices),
 )

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from gemmule.backends.cuda.library import cublas
 from gemmule.core.canonical import Call
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
@@ -27,8 +29,8 @@ from gemmule.core.rung import (
 from gemmule.quant.cuda import by_library
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import modelled
+from gemmule.rungs._cuda.terms import beside
 from gemmule.rungs.matmul.cuda import cublas as vendor
-from gemmule.storage.models import numbers
 
 
 def _bind(problem: Problem, call: Call, params: Params) -> Callable[..., None]:
@@ -61,29 +63,21 @@ def _aligned(problem: Problem) -> int:
     return aligned
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Add up what writing the floats takes and what the library does."""
-    own, aligned = numbers(machine, "quantized/dequantise_library"), _aligned(problem)
-    floats = problem.m * problem.k * ITEMSIZE[problem.b]
-    written = (problem.matrix_bytes + floats / own["write_rate"]) / machine.read_bytes_per_s
-    moved = floats / machine.read_bytes_per_s
-    if aligned < 16:
-        written, moved = own["anywhere"]["written"] * written, own["anywhere"]["read"] * moved
-    rate = numbers(machine, "matmul/cublas")["unit_flops_per_s"]["float32"]
-    if problem.b in HALVES:
-        rate = own["unit_flops_per_s"][aligned]
-    product = max(moved, problem.flops / (machine.units * rate))
-    product += own["start_s"] + own["deep_s"] * problem.k
-    product += 0.0 if aligned == 16 else own["anywhere"]["start_s"]
-    return float(machine.call_s + written + product)
+def _spec(problem: Problem, call: Call) -> by_library.Told:
+    return by_library.told(problem, call, vendor.gemm)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     return [{"rank": 0}]
 
 
-def _spec(problem: Problem, call: Call) -> by_library.Told:
-    return by_library.told(problem, call, vendor.gemm)
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Write the floats, then do what the library does."""
+    floats = problem.m * problem.k * ITEMSIZE[problem.b]
+    written = (problem.matrix_bytes + floats) / machine.read_bytes_per_s
+    dense = replace(problem, a=problem.b, quant=None)
+    terms = vendor.product(dense, params, machine, problem.b, _aligned(problem))
+    return beside(terms, {f"written {_aligned(problem)}": written})
 
 
 RUNG = LibraryRung(
@@ -103,5 +97,5 @@ RUNG = LibraryRung(
     spec=_spec,
     bind=_bind,
     available=cublas.missing,
-    **modelled(_choices, _seconds),
+    **modelled("quantized/dequantise_library", _terms, _choices),
 )

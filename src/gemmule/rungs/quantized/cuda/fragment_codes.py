@@ -15,14 +15,13 @@ takes four of the columns: high, middle and low part in bfloat16, which has all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gemmule.core.architectures import SINCE_AMPERE
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import ceil_div, modelled
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.terms import streaming
 
 
 def _held(problem: Problem) -> int:
@@ -47,25 +46,16 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(2 * fragments.tile_columns(problem) + turns + params["tiles"] + 4 + params["warps"])
 
 
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Give each warp one turn of 4 tiles where that fills the chip, else 8 tiles a turn."""
-    own, blocks = numbers(machine, "quantized/fragment_codes"), ceil_div(problem.m, 16)
-    turns = ceil_div(fragments.tiles_across(problem.n, problem), 8 * 4)  # by 8 warps
-    params = {"warps": 8, "tiles": 4, "rows": 1}
-    if problem.b == "float32" and blocks >= own["blocks_of_a_unit"]["floats"] * machine.units:
-        params["rows"] = 2  # one cut of x into parts serves both
-    elif blocks >= own["blocks_of_a_unit"]["usual"] * machine.units:
-        params |= {"warps": 4, "tiles": 8}
-    elif turns > 2:
-        params["tiles"] = 8
-    yield params
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    rate = numbers(machine, "quantized/fragment_codes")["rate"]
-    fill = min(1.0, ceil_div(problem.m, 16) / machine.units)
-    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s * max(fill, 1e-3))
-    return float(machine.call_s + reading)
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    warps, tiles, rows = params["warps"], params["tiles"], params["rows"]
+    turns = fragments.tiles_across(problem.n, problem) / (warps * tiles)
+    blocks, floats = ceil_div(problem.m, 16 * rows), problem.b == "float32"
+    work = blocks * rows * fragments.tiles_across(problem.n, problem) / machine.units
+    names = f"tile_s {fragments.bits(problem)}{' floats' * floats}", "group_s"
+    small = fragments.split(problem) if fragments.shift(problem) <= 0 else 0
+    busy = {names[0]: work, names[1]: work * small}
+    kind = f"{warps} {tiles} {rows}{' floats' * floats}"
+    return streaming(problem, machine, (blocks, 16 // warps, turns), kind, {}, {}, {}, busy)
 
 
 RUNG = CudaRung(
@@ -99,5 +89,5 @@ RUNG = CudaRung(
     sends=True,
     spills=True,  # the widest of its shapes keep a few registers in memory
     **fragments.along(_chain),
-    **modelled(_choices, _seconds),
+    **modelled("quantized/fragment_codes", _terms),
 )

@@ -11,16 +11,14 @@ at about the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gemmule.core.architectures import SINCE_AMPERE
-from gemmule.core.device_model import Numbers
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled, starts_early
+from gemmule.rungs._cuda.terms import rounds
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
-from gemmule.storage.models import numbers
 
 _TURN = 8  # tiles to whole multiples of which x is packed
 AT_ONCE = {8: 2, 4: 4}  # blocks of so many warps on a multiprocessor, by their registers
@@ -78,51 +76,21 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(own + params["along"] * _wide(problem))
 
 
-def _blocks(problem: Problem, params: Params) -> int:
-    return ceil_div(problem.m, 16 * params["down"] * params["rows"]) * _passes(problem)
-
-
-def _waves_s(problem: Problem, params: Params, machine: Machine, own: Numbers) -> float:
-    """Return how long blocks take, as many at a time as registers allow.
-
-    1024 stored columns take as long as the first of them says, of one block a multiprocessor, and
-    more for each other that it takes at a time; a round of the widest ones takes some beside.
-    """
-    eights, along, bits = _eights(problem), params["along"], fragments.bits(problem)
-    a_unit = ceil_div(_blocks(problem, params), machine.units)
-    if eights == 4:
-        return float(a_unit * (own["round_s"][along] + own["wide_wave_s"] * problem.k / 1024))
-    at_once, of_shape = AT_ONCE[along] // eights, own["wave_s"][eights][along][bits]
-    first, more = of_shape["first"], of_shape["more"]
-    full, rest = divmod(a_unit, at_once)
-    waves = full * (first + more * (at_once - 1)) + (first + more * (rest - 1) if rest else 0.0)
-    if fragments.split(problem) > 1:
-        waves *= own["tiny_groups"]
-    elif fragments.shift(problem) == 0:
-        waves *= own["small_groups"][eights][bits]
-    return float(waves * problem.k / 1024)
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return how long a product takes: what the memory and the L2 need, or blocks in waves.
-
-    Codes come from the memory, x again and again from the L2, whose reads are faster.
-    """
-    own, eights = numbers(machine, "quantized/fragment_columns"), _eights(problem)
-    of_x = 2 * eights * 8 * problem.k * _blocks(problem, params)
-    moved = problem.compulsory_bytes * _passes(problem) + of_x / own["l2_rate"]
-    reading = own["read"][eights] * moved / machine.read_bytes_per_s
-    waves = _waves_s(problem, params, machine, own)
-    return float(machine.call_s + own["packed_s"][eights] + max(reading, waves))
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take more warps a block, or more blocks at a time where they leave less idle."""
-    warps: tuple[int, ...] = (8, 4)
-    if _eights(problem) > 1:
-        least = numbers(machine, "quantized/fragment_columns")["blocks_of_a_unit"] * machine.units
-        warps = (4,) if ceil_div(problem.m, 32) * _passes(problem) >= least else (8,)
-    return [{"down": 1, "along": along, "tiles": 2, "rows": 2} for along in warps]
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Read codes from the memory, x again and again from the L2; or wait for blocks in rounds."""
+    eights, along, split = _eights(problem), params["along"], fragments.split(problem)
+    blocks = ceil_div(problem.m, 16 * params["down"] * params["rows"]) * _passes(problem)
+    of_x = 2 * eights * 8 * problem.k * blocks / machine.read_bytes_per_s
+    again = problem.matrix_bytes * (_passes(problem) - 1) / machine.read_bytes_per_s
+    tiles, bits = fragments.tiles_across(problem.k, problem), fragments.bits(problem)
+    taken = ceil_div(blocks, machine.units)
+    alone = ceil_div(blocks, machine.units * max(1, AT_ONCE[along] // eights))
+    small = split if fragments.shift(problem) <= 0 else 0
+    work = {"group_s": taken * tiles * eights * small, f"round_s {along}": taken}
+    waited = {f"alone_s {bits} {eights}": alone * ceil_div(tiles, along)}
+    packed = _workspace(problem, params, machine) / machine.read_bytes_per_s
+    more = {f"packed_s {eights}": 1.0, "packed": packed}, {"x": of_x, "again": again}, work, waited
+    return rounds(problem, machine, (blocks, 1, tiles), f"{bits} {eights}", *more)
 
 
 RUNG = CudaRung(
@@ -139,5 +107,5 @@ RUNG = CudaRung(
     workspace=_workspace,
     steps=_steps,
     **fragments.along(_chain),
-    **modelled(_choices, _seconds),
+    **modelled("quantized/fragment_columns", _terms),
 )

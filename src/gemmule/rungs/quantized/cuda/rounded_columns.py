@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import HALVES, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled
+from gemmule.rungs._cuda.terms import rounds, settled
 from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
-from gemmule.storage.models import numbers
 
 _PANEL, _LINE = 64, 128  # stored columns of a panel; bytes of a column of x in it
 _LEAST_STAGES = 3
@@ -132,36 +133,26 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(ceil_div(problem.k, _shares(params)) + 256 + _shares(params))
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return how long a product takes: its blocks, in rounds, and what is in front and behind.
-
-    A stage takes longer for each further piece of it, and for codes of 8 bits; a round of blocks
-    for its results, and where clocks fall.
-    """
-    own = numbers(machine, "quantized/rounded_columns")
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Compute blocks in rounds; put x in order before, and add parts of sums behind."""
     tall, columns, cluster, parts, panels = (params[name] for name in _NAMES)
-    stage = own["stage_s"][tall][columns][panels]
-    stage += tall * own["piece_s"] * (_split(problem, params) - 1)
-    stage += tall * panels * own["bytes_s"] if fragments.bits(problem) == 8 else 0.0
-    block = own["round_s"] + own["results_s"] * columns * tall / 128
-    block += _all(problem, params) // _shares(params) * stage
-    rounds = ceil_div(_blocks(problem, params), machine.units)
-    block *= own["sustained"] if columns == 256 and rounds > own["burst_rounds"] else 1.0
-    reading = problem.compulsory_bytes / machine.read_bytes_per_s
-    moved = own["turned"] * problem.k * problem.n * 2
-    moved += own["added"] * parts * problem.m * problem.n * 4 if parts > 1 else 0.0
-    shared = own["cluster_s"] if cluster > 1 else 0.0
-    shared += own["parts_s"] if parts > 1 else 0.0
-    block_or_bytes = shared + max(rounds * block, reading)
-    return float(machine.call_s + moved / machine.read_bytes_per_s + block_or_bytes)
+    taken = ceil_div(_blocks(problem, params), machine.units)
+    turns = _all(problem, params) // _shares(params)
+    pieces = taken * turns * tall * (_split(problem, params) - 1)
+    sums = parts * problem.m * problem.n * 4 if parts > 1 else 0
+    front = {"turned": problem.k * problem.n * 2 / machine.read_bytes_per_s}
+    front |= {"added": sums / machine.read_bytes_per_s, "cluster_s": float(cluster > 1)}
+    front |= {"parts_s": float(parts > 1)}
+    more = {"piece_s": pieces, "result_s": taken * columns * tall}
+    kind = f"{tall} {columns} {panels} {fragments.bits(problem)}"
+    shape, limits = (_blocks(problem, params), 1, turns), settled(problem, machine)
+    return rounds(problem, machine, shape, kind, front, {}, more, limits)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take the shapes that have room; up to 16 columns weights stay exact."""
-    if fragments.quant(problem).has_perm or problem.n <= 16:
-        return []
-    found = (dict(zip(_NAMES, shape, strict=True)) for shape in _SHAPES)
-    return [params for params in found if _stages(problem, params) >= _LEAST_STAGES]
+    few = fragments.quant(problem).has_perm or problem.n <= 16
+    return [] if few else RUNG.space(problem)
 
 
 RUNG = CudaRung(
@@ -195,5 +186,5 @@ RUNG = CudaRung(
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("quantized/rounded_columns", _terms, _choices),
 )

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import ceil_div, modelled
+from gemmule.rungs._cuda.terms import rounds
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
-from gemmule.storage.models import numbers
 
 _COLUMNS = 8  # of an instruction
 _DEPTH = 128  # stored columns a turn
@@ -53,34 +54,28 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(2 * _DEPTH + 4 * turns + params["along"])
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return how long a product takes: its blocks one after another, or what the memory needs.
+def _accepts(problem: Problem) -> bool:
+    return fragments.in_fragments(problem, transposed=False) and fragments.split(problem) == 1
 
-    More columns read the codes again, mostly from the L2.
-    """
-    own, bits = numbers(machine, "quantized/staged_fragments"), fragments.bits(problem)
-    rounds = ceil_div(_blocks(problem, params), machine.units)
+
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Wait for blocks one after another; more columns read the codes again, from the L2."""
+    again = problem.matrix_bytes * (ceil_div(problem.n, _COLUMNS) - 1) / machine.read_bytes_per_s
     turns = ceil_div(problem.k, _DEPTH * params["along"])
-    turn = own["turn_s"][bits][params["down"]]
-    turn *= own["small_groups"] if fragments.shift(problem) == 0 else 1.0
-    again = own["again"] * (ceil_div(problem.n, _COLUMNS) - 1)
-    reading = (
-        problem.compulsory_bytes / machine.read_bytes_per_s * (own["slow"][bits] * (1 + again))
-    )
-    slower = 1.0 if fragments.whole_vectors(problem) else own["unaligned"]
-    return float(machine.call_s + slower * max(rounds * turns * turn, reading))
+    shape = _blocks(problem, params), 1, turns
+    kind = f"{fragments.bits(problem)} {params['down']}"
+    taken = ceil_div(shape[0], machine.units) * turns
+    small, whole = fragments.shift(problem) == 0, fragments.whole_vectors(problem)
+    more = {"group_s": taken * small, "crooked_s": taken * (not whole)}
+    return rounds(problem, machine, shape, kind, {}, {"again": again}, more)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take both heights; eights of columns only side by side."""
     if problem.layout_b != "col" or fragments.quant(problem).has_perm:
         return []
-    shapes = {"down": 2, "along": 8, "stages": 2}, {"down": 1, "along": 8, "stages": 3}
-    return [p for p in shapes if problem.n <= _COLUMNS or _blocks(problem, p) <= machine.units]
-
-
-def _accepts(problem: Problem) -> bool:
-    return fragments.in_fragments(problem, transposed=False) and fragments.split(problem) == 1
+    few = (p for p in RUNG.space(problem) if _blocks(problem, p) <= machine.units)
+    return RUNG.space(problem) if problem.n <= _COLUMNS else few
 
 
 RUNG = CudaRung(
@@ -103,5 +98,5 @@ RUNG = CudaRung(
     steps=_steps,
     spills=True,  # groups of a tile keep more scales than there are registers for
     **fragments.along(_chain) | {"signatures": fragments.OF_HALVES, "accepts_quant": _accepts},
-    **modelled(_choices, _seconds),
+    **modelled("quantized/staged_fragments", _terms, _choices),
 )

@@ -7,32 +7,18 @@ it in three and turns the codes anew: instructions limit it, as they nearly do o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, Machine, Params
+from gemmule.core.rung import Constraint, Params
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import modelled
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 from gemmule.rungs.quantized.cuda import transposed_fragments as one
-from gemmule.storage.models import numbers
 
 
 def _blocks(problem: Problem, params: Params) -> int:
     return one.strips(problem, params) * problem.n
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return [{"across": 1, "down": 8, "tiles": 2, "rows": 4, "ahead": 1}]
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Expect each column to take so many times what the memory needs for one."""
-    each = numbers(machine, "quantized/transposed_columns")["each"]
-    fill = min(1.0, _blocks(problem, params) / machine.units)
-    moved = max(problem.compulsory_bytes, each * problem.matrix_bytes * problem.n)
-    return float(machine.call_s + moved / (machine.read_bytes_per_s * max(fill, 1e-3)))
 
 
 RUNG = replace(
@@ -53,5 +39,5 @@ RUNG = replace(
         ),
     ),
     steps=one.steps("transposed_columns"),
-    **modelled(_choices, _seconds),
+    **modelled("quantized/transposed_columns", one.terms),
 )

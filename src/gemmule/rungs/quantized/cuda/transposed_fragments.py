@@ -10,15 +10,14 @@ for each instruction that multiplies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gemmule.core.architectures import SINCE_AMPERE
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import ceil_div, flat, modelled
 from gemmule.rungs._cuda.rows import Steps
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.terms import streaming
 
 
 def strips(problem: Problem, params: Params) -> int:
@@ -49,16 +48,13 @@ def chain(problem: Problem, params: Params) -> int:
     return int(16 * (turns + params["rows"]) + 8 + params["down"] + params.get("cluster", 1))
 
 
-def seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Expect a share of the read ceiling where blocks fill the chip."""
-    rate = numbers(machine, "quantized/transposed_fragments")["rate"]
-    fill = min(1.0, strips(problem, params) * params.get("cluster", 1) / machine.units)
-    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s * max(fill, 1e-3))
-    return float(machine.call_s + reading)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return [{"across": 2, "down": 8, "tiles": 2, "rows": 4, "ahead": 0}]
+def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Read again for each column of X."""
+    columns, cluster = (problem.n if problem.op == "matmul" else 1), params.get("cluster", 1)
+    turns = ceil_div(problem.reduction, 16 * params["rows"] * params["down"] * cluster)
+    shape = strips(problem, params) * cluster * columns, 2, turns
+    again = problem.matrix_bytes * (columns - 1) / machine.read_bytes_per_s
+    return streaming(problem, machine, shape, f"{params['across']}", {}, {"again": again})
 
 
 RUNG = CudaRung(
@@ -80,5 +76,5 @@ RUNG = CudaRung(
     steps=steps("transposed_fragments"),
     spills=True,  # the widest of its shapes keep a few registers in memory
     **fragments.along(chain, transposed=True),
-    **modelled(_choices, seconds),
+    **modelled("quantized/transposed_fragments", terms),
 )

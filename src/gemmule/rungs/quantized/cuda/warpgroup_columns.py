@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Numbers, Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import ceil_div, modelled
+from gemmule.rungs._cuda.terms import rounds
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
-from gemmule.storage.models import numbers
 
 _BRINGERS = 4  # warps that bring x and scales
 _UNIT = 4  # tiles of codes that are asked for at a time
@@ -127,25 +128,33 @@ def width_of(problem: Problem) -> str:
     return "narrow" if is_narrow(problem) else "wide"
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Return how long a product takes: its blocks one after another, or what the memory needs.
+def _fit(problem: Problem) -> list[dict[str, int]]:
+    count = len(_NARROW)
+    return _SHAPES.sets[:count] if is_narrow(problem) else _SHAPES.sets[count:]
 
-    A block takes a time for each chunk, whatever the matrix, by the warpgroups below each other;
-    longer where no bulk copies bring x.
+
+def terms(problem: Problem, params: Params, machine: Machine, *more: Numbers) -> Terms:
+    """Return the terms of chunks that warps bring and others multiply, or of reading the codes.
+
+    A tile is taken apart, meets eights of columns, and is scaled for each of its groups.
     """
-    own, bits = numbers(machine, "quantized/warpgroup_columns"), fragments.bits(problem)
-    width = width_of(problem)
-    tiles = ceil_div(fragments.tiles_across(problem.k, problem), params["tiles"])
-    rounds = ceil_div(blocks(problem, params), machine.units)
-    chunk = own["chunk_s"][width][bits][params["down"]]
-    chunk *= own["eight_columns"][width] if eights(problem) == 1 else 1.0
-    chunk *= own["small_groups"] if fragments.shift(problem) == 0 and width == "narrow" else 1.0
-    reading = problem.compulsory_bytes * passes(problem) / machine.read_bytes_per_s
-    chunks = rounds * (own["start_s"] + ceil_div(tiles, params["cluster"]) * chunk)
-    slower = own["many"] if problem.n > 16 else 1.0
-    if not fragments.whole_vectors(problem):
-        slower *= own["unaligned"]["eight" if problem.n <= 8 else "more"]
-    return float(machine.call_s + slower * max(chunks, own["slow"][bits] * reading))
+    again = problem.matrix_bytes * (passes(problem) - 1) / machine.read_bytes_per_s
+    across = ceil_div(fragments.tiles_across(problem.k, problem), params["cluster"])
+    shape = blocks(problem, params), 1, ceil_div(across, params["tiles"])
+    taken = ceil_div(shape[0], machine.units)
+    mine, columns = taken * across / params["along"], eights(problem)
+    brought = taken * across * fragments.tile_columns(problem) * columns
+    multiplied = {
+        f"tile_s {fragments.bits(problem)}": mine,
+        "eight_s": mine * columns,
+        "group_s": mine * columns * fragments.split(problem) / each(problem),
+    }
+    crooked = brought * (not fragments.whole_vectors(problem))
+    bring = {"bring_s": brought, "crooked_s": crooked}
+    less = more or ({},)
+    multiplied[f"down_s {params['down']}"] = taken
+    kind = str(params["down"])
+    return rounds(problem, machine, shape, kind, *less, {"again": again}, multiplied, bring)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
@@ -153,11 +162,6 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     if problem.layout_b != "col" or fragments.quant(problem).has_perm:
         return []
     return [p for p in _fit(problem) if _shared(problem, p) <= MOST_SHARED]
-
-
-def _fit(problem: Problem) -> list[dict[str, int]]:
-    count = len(_NARROW)
-    return _SHAPES.sets[:count] if is_narrow(problem) else _SHAPES.sets[count:]
 
 
 RUNG = CudaRung(
@@ -184,5 +188,5 @@ RUNG = CudaRung(
     archs=("sm_90a",),
     steps=_steps,
     **fragments.along(_chain) | {"signatures": fragments.OF_HALVES},
-    **modelled(_choices, _seconds),
+    **modelled("quantized/warpgroup_columns", terms, _choices),
 )

@@ -12,22 +12,19 @@ every block wants it at once, and behind a megabyte of matrix it would arrive la
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
-from gemmule.core.device_model import Numbers
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
     STREAMED_SIGNATURES,
-    ceil_div,
     instance,
+    lies,
     modelled,
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.terms import narrow, streaming
 
 THREADS_OF_A_UNIT = 768  # that registers leave room for
 
@@ -51,71 +48,13 @@ def _chain(problem: Problem, params: Params) -> int:
     )
 
 
-def _fill(problem: Problem, params: Params, machine: Machine, own: Numbers) -> tuple[float, float]:
-    """Return which share of the chip's speed the blocks have, and their waves.
-
-    A multiprocessor must have so many bytes under way, and goes so far beyond its fair share of the
-    memory's where others are idle.
-    """
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     lanes, threads = params["lanes"], params["threads"]
-    there = stream.strips(problem, lanes) * problem.batch / machine.units
-    at_once = max(1, THREADS_OF_A_UNIT // threads)
-    under_way = min(max(1.0, there), at_once) * min(threads, problem.n * lanes)
-    under_way *= 16 * _in_flight(threads)
-    waves, beyond = there / at_once, own["beyond"]
-    wide = lanes == 32 and problem.matrix_bytes > own["wide_bytes"]
-    fill = min(1.0, beyond["wide" if wide else "narrow" if lanes == 1 else "usual"] * there)
-    if waves >= 1:  # the last blocks have the memory to themselves, and cannot use all of it
-        part = waves % 1
-        fill = waves / (waves - part + (max(part, 1 / beyond["usual"]) if part else 0))
-    return min(fill, under_way / own["under_way_bytes"]), waves if waves > 4 else math.ceil(waves)
-
-
-def _rate(problem: Problem, params: Params, own: Numbers) -> float:
-    """Return the share of the read ceiling that strips reach where they fill the chip."""
-    lanes, threads, rate = params["lanes"], params["threads"], own["rate"][params["lanes"]]
-    if problem.alignment != 16:
-        several = lanes == 32 and threads < 1024 and problem.n >= own["several_rows"]
-        wide = "doubles" if stream.unaligned_doubles(problem, own) else "wide"
-        rate *= own["unaligned"][wide if several else "usual"]
-    elif lanes <= 8 and problem.matrix_bytes > own["large_bytes"]:
-        rate *= own["large_narrow"]
-    return float(rate)
-
-
-def _start_s(problem: Problem, params: Params, machine: Machine, own: Numbers) -> float:
-    """Return what is beside reading: large blocks start later, wide strips fold less."""
-    threads, folds = params["threads"], math.log2(max(1.0, 32 / params["lanes"]))
-    later = own["fold_s"] * folds + own["later_s"].get(threads, 0.0)
-    if problem.alignment != 16:
-        later += own["unaligned_s"]
-        if ITEMSIZE[problem.a] == 8 and threads == 512:
-            later -= own["fewer_doubles_s"]
-    narrow = stream.narrow_s(problem, own)
-    if problem.m * ITEMSIZE[problem.a] >= 16:  # a turn or two of small matrices hide it
-        narrow *= min(1.0, problem.matrix_bytes / own["hidden_bytes"])
-    return float(stream.starting(problem, machine, own) + later + narrow)
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Add up a start, and the bytes or the turns, whichever takes longer."""
-    own = numbers(machine, "vecmat/block_columns")
-    lanes, threads = params["lanes"], params["threads"]
-    fill, waves = _fill(problem, params, machine, own)
-    rate = _rate(problem, params, own) * fill * machine.read_bytes_per_s
-    one_wave = waves <= 1 and problem.alignment == 16
-    if threads == 1024 and one_wave and ITEMSIZE[problem.a] == 2:
-        rate *= own["large_blocks_of_halves"]
-    turns = ceil_div(problem.n * lanes, threads * _in_flight(threads))
-    alone = 2 * threads > THREADS_OF_A_UNIT  # nothing is under way between a block and the next
-    between = own["between_s"] * max(0, math.ceil(waves) - 1) if alone else 0.0
-    turn_s = own["turn_s"]["wide" if lanes == 32 else "usual"]
-    reading = max(problem.compulsory_bytes / rate, turn_s * (turns * waves - 1))
-    return _start_s(problem, params, machine, own) + between + float(reading)
-
-
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return RUNG.space(problem)
+    blocks = stream.strips(problem, lanes) * problem.batch
+    turns = problem.n * lanes / (threads * _in_flight(threads))
+    shape = blocks, max(1, THREADS_OF_A_UNIT // threads), turns
+    more = {f"threads_s {threads}": 1.0, f"narrow_s {lies(problem)}": narrow(problem)}
+    return streaming(problem, machine, shape, f"{lies(problem)} {lanes}", more)
 
 
 RUNG = CudaRung(
@@ -145,5 +84,5 @@ RUNG = CudaRung(
     ),
     batched=True,
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("vecmat/block_columns", _terms),
 )

@@ -8,9 +8,8 @@ on every run, in a single launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.device_model import Terms
+from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
@@ -22,7 +21,7 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.terms import narrow, streaming
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -43,20 +42,12 @@ def _chain(problem: Problem, params: Params) -> int:
     return stream.rows_of_a_thread(problem, cluster * (256 // params["lanes"]), 4) + 5 + 8 + cluster
 
 
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    yield {"lanes": 8 if problem.alignment == 16 else 32, "cluster": 8}
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    own, lying = numbers(machine, "vecmat/clustered_columns"), lies(problem)
-    blocks = stream.strips(problem, params["lanes"]) * params["cluster"] * problem.batch
-    rate = own["rate"][lying] * min(1.0, blocks / machine.units) * machine.read_bytes_per_s
-    rate *= min(1.0, problem.m * ITEMSIZE[problem.a] / (16 * params["lanes"]))
-    reading = problem.compulsory_bytes / rate
-    reading = max(reading, own["block_s"] * blocks / machine.units)
-    if lying == "unaligned":  # few units walk rows that begin alike
-        reading = max(reading, own["unaligned_row_s"] * problem.n)
-    return stream.starting(problem, machine, own) + stream.narrow_s(problem, own) + float(reading)
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    lanes, cluster = params["lanes"], params["cluster"]
+    blocks = stream.strips(problem, lanes) * cluster * problem.batch
+    shape = blocks, 4, problem.n * lanes / (cluster * 256 * 4)
+    more = {f"narrow_s {lies(problem)}": narrow(problem)}
+    return streaming(problem, machine, shape, f"{lies(problem)} {lanes}", more)
 
 
 RUNG = CudaRung(
@@ -73,5 +64,5 @@ RUNG = CudaRung(
     archs=CLUSTER_ARCHS,
     batched=True,
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("vecmat/clustered_columns", _terms),
 )

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import ceil_div, instance, modelled, type_arguments
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums
-from gemmule.rungs._cuda.stream import FITS, starting
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.stream import FITS
+from gemmule.rungs._cuda.terms import streaming
 
+MOST_ROWS = 400
 ROWS = 8  # of a warp's turn
-LINE = 64  # bytes; shorter rows share what the memory fetches
 
 
 def _threads(params: Params) -> int:
@@ -41,34 +42,17 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take four columns a thread where single ones would be more than a wave of blocks."""
-    own = numbers(machine, "vecmat/few_rows")
-    if problem.n > own["most_rows"]:
-        return
-    several = ceil_div(problem.m, 128) * problem.batch > own["blocks_of_a_unit"] * machine.units
-    yield {"share": 1, "each": 4 if several else 1, "unroll": 4 if problem.n <= 4 else 8}
-    if problem.n > ROWS:
-        yield from ({"share": share, "each": 1, "unroll": 8} for share in (4, 16))
+    return RUNG.space(problem) if problem.n <= MOST_ROWS else ()
 
 
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Add up the rows of the first turn, the meeting of warps, and bytes that hide most turns."""
-    own, share = numbers(machine, "vecmat/few_rows"), params["share"]
-    size = ITEMSIZE[problem.a]
-    of_size = own["doubles" if size == 8 else "floats"]
-    rate = own["rate"]["halves" if size == 2 else "usual"] * machine.read_bytes_per_s
-    turns = ceil_div(problem.n, ROWS * share)
-    threads = problem.batch * problem.m * share / params["each"]
-    waves = max(1.0, threads / (own["threads_of_a_unit"] * machine.units))
-    waiting = of_size["turn_s"] * (turns * waves - 1)
-    start = starting(problem, machine, own[share]) - of_size["earlier_s"]
-    start += of_size["row_s"] * min(problem.n, ROWS) + of_size["meeting_s"].get(share, 0.0)
-    if problem.m * size < LINE:
-        waiting /= 2
-    else:
-        start += own["long_rows_s"].get(share, 0.0)
-    reading = problem.compulsory_bytes / rate
-    return float(start + max(reading + own["not_hidden"] * waiting, waiting))
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Ask for the rows of a turn, one after another, and wait; warps that share columns meet."""
+    share, each, size = params["share"], params["each"], ITEMSIZE[problem.a]
+    blocks = ceil_div(problem.m, 128 * each if share == 1 else 32) * problem.batch
+    turns = problem.n / (params["unroll"] * share)
+    shape = blocks, 2048 // _threads(params), turns
+    more = {f"row_s {size}": min(problem.n, ROWS), f"meeting_s {share} {each}": 1.0}
+    return streaming(problem, machine, shape, f"{size} {share}", more)
 
 
 RUNG = CudaRung(
@@ -92,5 +76,5 @@ RUNG = CudaRung(
     ),
     batched=True,
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("vecmat/few_rows", _terms, _choices),
 )

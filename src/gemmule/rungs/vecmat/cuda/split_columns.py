@@ -8,10 +8,9 @@ zero, the same bits on every run. The second launch starts early (programmatic d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
-from gemmule.core.device_model import Numbers
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import stream
@@ -28,7 +27,7 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums, sums_of
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.terms import narrow, streaming
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -51,98 +50,24 @@ def _chain(problem: Problem, params: Params) -> int:
     return rows + 5 + 8 + int(params["splits"]) // 8 + 9
 
 
-HUGE_BYTES = 2**30
 SPLITS = (8, *range(4, 8), *range(9, 33), 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 
-def _splits(problem: Problem, own: Numbers, lanes: int) -> Iterable[int]:
-    """Return the splits that have about a turn of rows for each of a block's threads.
-
-    Fewer rows than a thread has loads under way are not worth a block.
-    """
-    most = int(problem.n * lanes / (256 * 4 * own["least_of_a_turn"]))
-    even = problem.alignment != 16 and ITEMSIZE[problem.a] == 1
-    return (s for s in SPLITS if s <= max(min(SPLITS), most) and not (even and s % 2))
-
-
-def _is_small(problem: Problem, own: Numbers) -> bool:
-    """Tell whether sums take longer than what was fitted to larger matrices says."""
-    small = problem.batch * problem.matrix_bytes < own["small_bytes"]
-    return bool(small and problem.n <= own["small_rows"])
-
-
-def _is_large(problem: Problem, own: Numbers) -> bool:
-    """Tell whether many waves of strips are best: of huge matrices, or large ones of doubles."""
-    doubles = ITEMSIZE[problem.a] == 8 and problem.matrix_bytes > own["large_bytes"]
-    return problem.alignment == 16 and (problem.matrix_bytes > HUGE_BYTES or doubles)
-
-
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Split so that one wave of blocks fills the chip, where there are rows for all of them."""
-    own = numbers(machine, "vecmat/split_columns")
-    if _is_large(problem, own):  # narrow strips of huge ones are a little ahead
-        lanes = 8 if problem.matrix_bytes > HUGE_BYTES else 32
-        blocks, wanted = stream.strips(problem, lanes) * problem.batch, own["many_blocks_of_a_unit"]
-        splits = min(SPLITS, key=lambda s: abs(s * blocks - wanted * machine.units))
-        return [{"lanes": lanes, "unroll": 4, "splits": splits}]
-    if _is_small(problem, own):
-        splits = 8 if problem.n < own["few_rows"] else 16
-        return [{"lanes": 8, "unroll": 4, "splits": splits}]
-    wide = (32, 8) if stream.strips(problem, 8) > 1 else (8,)
-    return [
-        {"lanes": lanes, "unroll": 4, "splits": splits}
-        for lanes in sorted(wide)
-        for splits in sorted(_splits(problem, own, lanes))
-    ]
+    return (p for p in RUNG.space(problem) if p["unroll"] == 4 and p["lanes"] < 256)
 
 
-def _fill(problem: Problem, params: Params, machine: Machine, own: Numbers) -> tuple[float, float]:
-    """Return which share of the chip's speed the blocks have, and how often they fill it.
-
-    Four blocks of aligned rows are on a multiprocessor at a time, three of unaligned ones.
-    """
-    blocks = stream.strips(problem, params["lanes"]) * problem.batch * params["splits"]
-    full = blocks / (machine.units * own["at_once"][lies(problem)])
-    fill = 1.0
-    if full <= 1:
-        fill = min(own["one_wave"] + (1 - own["one_wave"]) * full, 2 * full)
-    elif full <= 4:
-        fill = full / math.ceil(full)
-    each = blocks / machine.units  # some multiprocessors have a block more
-    if 1 < each <= 2:
-        fill *= (each / math.ceil(each)) ** own["uneven"]
-    return fill, full
-
-
-def _rate(problem: Problem, params: Params, own: Numbers) -> float:
-    """Return the share of the read ceiling that full waves of blocks reach."""
-    rate, size = own["rate"], ITEMSIZE[problem.a]
-    if problem.alignment != 16:
-        doubles = stream.unaligned_doubles(problem, own)
-        kind = "narrow" if params["lanes"] == 8 else "doubles" if doubles else "wide"
-        rate *= own["unaligned"][kind]
-        if problem.n < own["few_turns_rows"] and size == 2:
-            rate *= own["heads_of_halves"]  # few turns, in which nothing hides the heads
-    filled = min(1.0, problem.m * size / (16 * params["lanes"])) ** own["filled"]
-    return float(rate * max(own["least_filled"], filled))
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Add up a start, what bytes or turns take, and the sums of all splits."""
-    own, splits = numbers(machine, "vecmat/split_columns"), params["splits"]
-    start = stream.starting(problem, machine, own)
-    if _is_small(problem, own) and not _is_large(problem, own):
-        narrow = problem.m * ITEMSIZE[problem.a] < 16
-        return float(start + own["small_s"] + (stream.narrow_s(problem, own) if narrow else 0.0))
-    fill, full = _fill(problem, params, machine, own)
-    rate = _rate(problem, params, own) * fill * machine.read_bytes_per_s
-    turns = ceil_div(problem.n * params["lanes"], splits * 256 * 4)
-    added = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
-    reading = problem.compulsory_bytes / rate + own["adding"] * added / machine.read_bytes_per_s
-    start += own["two_launches_s"] + own["split_s"] * splits + stream.narrow_s(problem, own)
-    if problem.compulsory_bytes < stream.FILLED_BYTES:
-        start += own["unfilled_s"]
-    return float(start + max(reading, own["turn_s"] * (turns * max(1, full) - 1)))
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Beside reading, bring together the sums of all splits."""
+    lanes, splits = params["lanes"], params["splits"]
+    blocks = stream.strips(problem, lanes) * problem.batch * splits
+    at_once = 4 if problem.alignment == 16 else 3
+    shape = blocks, at_once, problem.n * lanes / (splits * 256 * params["unroll"])
+    sums = 2 * problem.m * problem.batch * splits * ITEMSIZE[accumulator(problem)]
+    more = {"split_s": splits, f"narrow_s {lies(problem)}": narrow(problem)}
+    kind = f"{lies(problem)} {lanes}"
+    added = {"added": sums / machine.read_bytes_per_s}
+    return streaming(problem, machine, shape, kind, more, added)
 
 
 RUNG = CudaRung(
@@ -174,5 +99,5 @@ RUNG = CudaRung(
     workspace=sums_of("splits"),
     batched=True,
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("vecmat/split_columns", _terms, _choices),
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemmule.core.architectures import SINCE_AMPERE
+from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
@@ -24,9 +25,15 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import FLOAT_SIGNATURES, sums, sums_of
-from gemmule.rungs._cuda.short_rows import ROOM, THREADS, conflicts, unit, wide_row
-from gemmule.rungs._cuda.stream import starting
-from gemmule.storage.models import numbers
+from gemmule.rungs._cuda.short_rows import (
+    ROOM,
+    THREADS,
+    conflicts,
+    unit,
+    wide_row,
+    worth_staging,
+)
+from gemmule.rungs._cuda.terms import streaming
 
 LARGEST_GRID = 2**31 - 1
 
@@ -52,32 +59,26 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(turns * params["rows"] + 5 + 8 + params["splits"] // 64 + 6)
 
 
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Give every block one turn, of two rows a thread where there would be many blocks."""
-    own = numbers(machine, "vecmat/staged_columns")
-    columns = next((c for c in COLUMNS if c >= problem.m), None)
-    row, passes = wide_row(problem.m, problem.a), conflicts(problem.m, problem)
-    if columns is None or row > own["most_bytes"] or passes > own["most_passes"]:
-        return
-    rows = 2 if problem.n > own["many_rows"] and 2 * row <= TWO_ROWS_BYTES else 1
-    most = own["most_splits_of_two"] if rows == 2 and columns == 32 else SPLITS[-1]
-    wanted = min(ceil_div(problem.n, THREADS * rows), most)
-    splits = next((s for s in SPLITS if s >= wanted), SPLITS[-1])
-    yield {"columns": columns, "rows": rows, "splits": splits}
-
-
-def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
-    """Bring sums together for longer where there are more columns, and blocks that do it."""
-    own, passes = numbers(machine, "vecmat/staged_columns"), conflicts(problem.m, problem)
-    tiles = ceil_div(problem.n, THREADS * params["rows"])
-    rate = own["rate"]["usual" if passes == 1 or ITEMSIZE[problem.a] < 8 else "conflicts"]
-    reading = problem.compulsory_bytes / (rate * machine.read_bytes_per_s)
-    adding = own["column_s"] + own["column_of_a_split_s"] * min(tiles, params["splits"])
-    return float(starting(problem, machine, own) + params["columns"] * adding + reading)
-
-
 COLUMNS, SPLITS = (4, 8, 16, 32), (64, 128, 256, 512)
-TWO_ROWS_BYTES = 128  # of shared memory that leave room for as many blocks
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return RUNG.space(problem) if worth_staging(problem.m, problem) else ()
+
+
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Bring sums together for longer where there are more columns, and blocks that do it."""
+    columns, splits, tiles = params["columns"], params["splits"], _tiles(problem, params)
+    shape = min(splits, tiles) * problem.batch, 3, ceil_div(tiles, splits)
+    more = {"column_s": columns, "adding_s": columns * min(splits, tiles)}
+    passes = shape[2] * params["rows"] * columns * conflicts(problem.m, problem)
+    kind = str(ITEMSIZE[problem.a])
+    return streaming(problem, machine, shape, kind, more, {}, {"pass_s": passes})
+
+
+def _tiles(problem: Problem, params: Params) -> int:
+    return ceil_div(problem.n, THREADS * params["rows"])
+
 
 RUNG = CudaRung(
     title="Staged columns",
@@ -111,5 +112,5 @@ RUNG = CudaRung(
     workspace=sums_of("splits"),
     batched=True,
     steps=_steps,
-    **modelled(_choices, _seconds),
+    **modelled("vecmat/staged_columns", _terms, _choices),
 )
