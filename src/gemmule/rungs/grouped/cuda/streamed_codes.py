@@ -19,8 +19,8 @@ from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 from gemmule.storage.models import numbers
 
-WARPS, ROWS, PITCH = 8, 32, 4
-STAGES_BYTES = WARPS * 2 * ROWS * (128 + 16)  # two of each warp, rows 16 bytes apart
+WARPS, ROWS, LINE, PITCH = 8, 32, 128, 4
+STAGES_BYTES = WARPS * 2 * ROWS * LINE  # two of each warp
 MOST_EXPERTS = 4096
 
 
@@ -34,11 +34,12 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     if spec is None:
         raise TypeError("streamed_codes multiplies codes; the matrices are dense.")
     types = (CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype])
-    sums = 2 * (WARPS // wide) * tokens * (ROWS * wide + PITCH)
+    about = spec.bits, spec.has_zeros, tokens // 8, wide
+    sums = (WARPS // wide) * tokens * (ROWS * wide + PITCH)
     return (
         flat(
-            instance("streamed_codes", *types, spec.bits, spec.has_zeros, tokens // 8, wide),
-            machine.units * (1 if tokens > 16 else 2),
+            instance("streamed_codes", *types, *about),
+            2 * machine.units,
             32 * WARPS,
             smem=STAGES_BYTES + 4 * (sums + problem.batch + 1),
         ),
@@ -71,13 +72,14 @@ def _seconds(problem: Problem, params: Params, machine: Machine) -> float:
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return [{"tokens": t, "wide": w} for t in (8, 16) for w in (2, 1, 4)]
+    return [{"tokens": t, "wide": w} for t in (8, 16) for w in (2, 1)]
 
 
 RUNG = CudaRung(
     title="Streamed codes",
     idea="Codes become halves exactly, and a group's scale comes to its sum.",
     archs=SINCE_AMPERE,
+    spills=True,  # some tens of bytes beside 16 tokens
     source="Marlin (Frantar et al., 2024), for groups of experts",
     signatures=tuple(
         (t, codes, out)
@@ -91,7 +93,7 @@ RUNG = CudaRung(
     accepts_quant=_takes,
     layouts=("row",),
     layouts_b=("row",),
-    params={"tokens": (8, 16, 32), "wide": (1, 2, 4)},
+    params={"tokens": (8, 16), "wide": (2, 1)},
     constraints=(
         Constraint(
             "bases and leading strides are multiples of 16 bytes, and k of 32",
@@ -105,10 +107,6 @@ RUNG = CudaRung(
                 and max(problem.m, problem.n, problem.k) < 2**31 - 2**16
                 and problem.batch * problem.n * (problem.k // 32) < 2**31
             ),
-        ),
-        Constraint(
-            "32 tokens have room beside each other where one or two warps share a sum",
-            lambda problem, params: params["tokens"] <= 16 or params["wide"] > 1,
         ),
     ),
     steps=_steps,
