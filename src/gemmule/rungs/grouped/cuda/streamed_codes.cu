@@ -252,3 +252,20 @@ __global__ void __launch_bounds__(32 * WARPS, 2) streamed_codes(const QuantArgs 
   extern __shared__ __align__(128) unsigned char room[];
   stream_codes<T, TC, TS, BITS, ZEROS, NT, WIDE, false>(p, Ends(p), room, Sorted());
 }
+
+// Of few rows that nobody sorted: each block sorts them for itself, reads them and writes where they lie. I: an index.
+template <class T, class TC, class TS, int BITS, bool ZEROS, int NT, int WIDE, bool GATED, class I>
+__global__ void __launch_bounds__(32 * WARPS, 2) routed_codes(const RoutedArgs p) {
+  take_turn();
+  extern __shared__ __align__(128) unsigned char room[];
+  const int experts = (int)p.q.scale_row, slots = (int)p.q.columns;
+  int* const order = (int*)(room + WARPS * STAGES + WARPS / WIDE * (8 * NT) * (ROWS * WIDE + 4) * 4) + experts + 1;
+  int* const ends = order + 2 * FEW_SLOTS;
+  const int place = sort_few<32 * WARPS>((const I*)p.q.work, slots, experts, ends, order, order + FEW_SLOTS), slot = threadIdx.x;
+  if (blockIdx.x == 0 && slot < slots) p.places[slot] = place < 0 ? -1 : slot;
+  for (int s = blockIdx.x; s < slots; s += gridDim.x)   // what names no expert is nothing
+    if (order[FEW_SLOTS + s] < 0)
+      for (int j = threadIdx.x; j < (int)p.q.m / (GATED ? 2 : 1); j += 32 * WARPS)
+        ((TC*)p.q.y)[s * p.q.y_col + j * p.q.y_step] = narrow<TC, float>(0.f);
+  stream_codes<T, TC, TS, BITS, ZEROS, NT, WIDE, GATED>(p.q, Ends{ends, slots, experts}, room, Found{order, (int)p.top_k});
+}

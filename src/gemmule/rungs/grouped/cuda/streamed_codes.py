@@ -11,10 +11,11 @@ come to those sums in float32: no weight is rounded.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
+from gemmule.core.rung import Arithmetic, ByIndex, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 from gemmule.storage.models import numbers
@@ -22,6 +23,7 @@ from gemmule.storage.models import numbers
 WARPS, ROWS, LINE, PITCH = 8, 32, 128, 4
 STAGES_BYTES = WARPS * 2 * ROWS * LINE  # two of each warp
 MOST_EXPERTS = 4096
+FEW_SLOTS = 256  # that a block sorts for itself, of groups.cuh
 
 
 def _depth(problem: Problem) -> int:
@@ -44,6 +46,16 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
             smem=STAGES_BYTES + 4 * (sums + problem.batch + 1),
         ),
     )
+
+
+def _routed(problem: Problem, params: Params, machine: Machine, way: ByIndex) -> Step:
+    """Return the launch that sorts few rows for itself; a slab of gates and ups has two warps."""
+    wide = max(params["wide"], 2 if way.gated else 1)
+    (step,) = _steps(replace(problem, out=way.out), {**params, "wide": wide}, machine)
+    index = "int" if way.index == "int32" else "long long"
+    flags = f"{str(way.gated).lower()}, {index}>"
+    kernel = f"{step.kernel.replace('streamed', 'routed', 1)[:-1]}, {flags}"
+    return replace(step, kernel=kernel, smem=step.smem + 4 * (problem.batch + 2 * FEW_SLOTS))
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -110,5 +122,6 @@ RUNG = CudaRung(
         ),
     ),
     steps=_steps,
+    routed=_routed,
     **modelled(_choices, _seconds),
 )
