@@ -20,7 +20,7 @@ from gemmule.rungs._cuda import grouped, half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 from gemmule.storage.models import numbers
 
-HEIGHT, THREADS, LINE, LINES = 256, 384, 128, 2
+HEIGHT, THREADS, LINE, LINES = 256, 640, 128, 2
 ROOM_BYTES = 227 * 1024 - 1024 - 8192 - LINES * HEIGHT * LINE  # for tokens
 MOST_EXPERTS, MOST_STAGES = 2000, 12
 
