@@ -314,7 +314,7 @@ class CudaRung(Rung):
     (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
     (`_cuda/scales.cuh`). `routed`: the launch of a grouped product of few rows that nobody sorted
-    (`_cuda/groups.cuh`), or None where there is none.
+    (`_cuda/few_rows.cuh`), or None where there is none.
     """
 
     backend: ClassVar[str] = "cuda"

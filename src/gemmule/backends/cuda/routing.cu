@@ -1,6 +1,6 @@
 // What comes before and behind a grouped product whose rows nobody sorted: slots in the order of their experts, rows of
 // A gathered in that order, and what becomes of the sums.
-#include "groups.cuh"
+#include "few_rows.cuh"
 
 // A slot is one of the top_k experts of a token. work: the ends of the experts, then the slots in their order, then where
 // each slot went, or -1 where its index names no expert, then room for a count of each expert. Without indices rows are

@@ -1,7 +1,7 @@
 // A few tokens an expert beside codes of 4 or 8 bits: codes become halves in registers, exactly, tensor cores sum a
 // group of them, and its scale and zero point come to the sum.
 #include "centred_codes.cuh"
-#include "groups.cuh"
+#include "few_rows.cuh"
 
 typedef ptx::Vec<u32, 4> Words;
 typedef ptx::Vec<u32, 2> Pair;
@@ -267,5 +267,7 @@ __global__ void __launch_bounds__(32 * WARPS, 2) routed_codes(const RoutedArgs p
     if (order[FEW_SLOTS + s] < 0)
       for (int j = threadIdx.x; j < (int)p.q.m / (GATED ? 2 : 1); j += 32 * WARPS)
         ((TC*)p.q.y)[s * p.q.y_col + j * p.q.y_step] = narrow<TC, float>(0.f);
-  stream_codes<T, TC, TS, BITS, ZEROS, NT, WIDE, GATED>(p.q, Ends{ends, slots, experts}, room, Found{order, (int)p.top_k});
+  Ends of(p.q);   // rows and experts; the ends are those that were sorted here
+  of.at = ends;
+  stream_codes<T, TC, TS, BITS, ZEROS, NT, WIDE, GATED>(p.q, of, room, Found{order, (int)p.top_k});
 }

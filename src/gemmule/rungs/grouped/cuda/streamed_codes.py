@@ -23,7 +23,7 @@ from gemmule.storage.models import numbers
 WARPS, ROWS, LINE, PITCH = 8, 32, 128, 4
 STAGES_BYTES = WARPS * 2 * ROWS * LINE  # two of each warp
 MOST_EXPERTS = 4096
-FEW_SLOTS = 256  # that a block sorts for itself, of groups.cuh
+FEW_SLOTS = 256  # that a block sorts for itself, of few_rows.cuh
 
 
 def _depth(problem: Problem) -> int:
