@@ -2,7 +2,7 @@
 // lie, become weights in the registers that the instruction reads, each rounded once, and meet all tokens of the tile.
 // excerpt stages of wgmma_codes.cu
 #include "expert_tiles.cuh"
-#include "groups.cuh"
+#include "few_rows.cuh"
 #include "wgmma_tiles.cuh"
 
 // LINE: bytes of a row of codes in a stage, whose 16-byte pieces TMA puts in another order in each of eight rows.
