@@ -116,7 +116,7 @@ def unwrap_weights(w: Any) -> Operand:
 def grouped_product(a: Any, w: Any, offsets: Any, out: Any, options: Options) -> Any:
     """Return the grouped product of the user's operands; PyTorch learns nothing of it."""
     if out is None and getattr(a, "is_cuda", False) and "torch" in sys.modules:
-        result = _of_tensors(a, w, offsets, options)
+        result = of_tensors(a, w, offsets, options)
         if result is not None:
             return result
     return multiplied(unwrap_grouped(a, w, offsets, out), options)
@@ -126,10 +126,11 @@ _bound: dict[Any, Any] = table()  # calls of tensors met before, by what tells t
 MOST = 4096
 
 
-def _of_tensors(a: Any, w: Any, ends: Any, options: Options) -> Any | None:
+def of_tensors(a: Any, w: Any, ends: Any, options: Options, out: Any = None) -> Any | None:
     """Return the product of PyTorch's CUDA tensors met before, or None: the general path has it.
 
-    What tells tensors apart stands in the key; what is left are addresses.
+    What tells tensors apart stands in the key; what is left are addresses. out: a tensor such as a
+    fresh result is, to be written.
     """
     torch = sys.modules["torch"]
     tensor = torch.Tensor
@@ -147,11 +148,14 @@ def _of_tensors(a: Any, w: Any, ends: Any, options: Options) -> Any | None:
         if len(_bound) >= MOST:
             _bound.clear()
         call = _bound[key] = _bound_call(a, w, ends, options)
-    return call(a, w, ends)
+    return call(a, w, ends, out)
 
 
 def _bound_call(a: Any, w: Any, ends: Any, options: Options) -> Any:
-    """Return ``(a, w, ends)`` -> the product of tensors like these, or None: nothing was done."""
+    """Return ``(a, w, ends, out)`` -> the product of tensors like these, or None: nothing was done.
+
+    out: None, or a tensor for the result.
+    """
     from gemmule.dispatch.torch import maker  # only where PyTorch is
 
     torch = sys.modules["torch"]
@@ -161,20 +165,20 @@ def _bound_call(a: Any, w: Any, ends: Any, options: Options) -> Any:
     launcher = getattr(plan.run, "__self__", None)
     ordinal = a.get_device()
     if not isinstance(launcher, GroupedLauncher) or 0 in (*w.shape, *a.shape):
-        return lambda a, w, ends: None
+        return lambda a, w, ends, out: None
     start, mask = launcher.starter(ordinal), plan.problem.alignment - 1
     fresh = maker(plan.choice.call.out_shape, getattr(torch, plan.problem.out), ordinal)
     device_of, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
-    def call(a: Any, w: Any, ends: Any) -> Any | None:
+    def call(a: Any, w: Any, ends: Any, out: Any) -> Any | None:
         x, matrices, at = a.data_ptr(), w.data_ptr(), ends.data_ptr()
         if (x | matrices) & mask or not (x and matrices and at) or device_of() != ordinal:
             return None
         if a.is_neg() or w.is_neg():
             return None
-        out = fresh()
-        start(stream_of(ordinal), x, matrices, out.data_ptr(), at)
-        return out
+        result = fresh() if out is None else out
+        start(stream_of(ordinal), x, matrices, result.data_ptr(), at)
+        return result
 
     return call
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -194,6 +195,58 @@ def test_on_a_device(tokens: int) -> None:
 
     with emulated(1, Poisoned):
         multiply()
+
+
+class Named(Poisoned):
+    """A device that tells what was launched."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.names: list[str] = []
+
+    def launched(self, function: int, *how: Any) -> None:
+        self.names.append(self.kernels[function - 1][1])
+        super().launched(function, *how)
+
+
+@needs_emulator
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, False), (8, True)])
+def test_codes_that_find_few_rows_themselves(bits: Literal[4, 8], symmetric: bool) -> None:
+    """In one launch, whose blocks sort all slots; weighted sums take a second one."""
+    a, w, indices, weights = operands("bfloat16")
+    by_slot = np.stack([a, 2 * a, 3 * a], axis=1).astype(a.dtype)
+    stack = gm.quantize_experts(w.astype("f4"), bits=bits, group_size=32, symmetric=symmetric)
+
+    def multiply(device: Named) -> None:
+        put = {0: gm.asarray(weights, device="cuda"), 1: stack.to("cuda")}
+        for rows, index, weighted, epilogue in itertools.product(
+            (a, by_slot), (np.int32, np.int64), (False, True), (None, "silu_gate")
+        ):
+            held = [gm.asarray(x, device="cuda") for x in (rows, indices.astype(index))]
+            given: dict[str, Any] = {"indices": held[1], "epilogue": epilogue}
+            gated = epilogue is not None
+            if weighted:
+                given["weights"] = put[0]
+            else:  # into rows that lie apart
+                apart = gm.asarray(np.full((9, 3, 44), np.nan, a.dtype), device="cuda")
+                width = N // 2 if gated else N
+                given["out"] = apart.view((9, 3, width), (3 * 44, 44, 1))
+            device.names.clear()
+            found = gm.grouped_matmul(held[0], put[1], rung="streamed_codes", **given)
+            assert len(device.names) == 1 + weighted
+            assert "routed_codes" in device.names[0]
+            host, shares = stack.dequantize("float64"), weights if weighted else None
+            wanted = looped(rows, host, indices, shares, gated=gated)
+            result = gm.asarray(found if weighted else apart, device="cpu").astype("f8")
+            if not weighted:
+                assert np.isnan(result[:, :, width:]).all(), "what lies between is left alone"
+                result = result[:, :, :width]
+            error = np.abs(result - wanted)
+            assert (error <= 2.0**-7 * np.abs(wanted) + 2.0**-5).all()
+
+    with emulated(1, Named) as device:
+        assert isinstance(device, Named)
+        multiply(device)
 
 
 @needs_emulator

@@ -112,6 +112,18 @@ class Step:
     maps: tuple[TensorMap, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ByIndex:
+    """A grouped product that finds its rows by indices of a dtype; gated: silu(gate) * up is out.
+
+    out: the dtype of the result.
+    """
+
+    index: str
+    gated: bool
+    out: str
+
+
 def with_bias(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Return the steps of a rung that `adds`, compiled so that its struct ends with a bias."""
     return tuple(replace(step, defines=(*step.defines, "BIAS")) for step in steps)
@@ -304,7 +316,8 @@ class CudaRung(Rung):
     prepared operands spare it. `sends`: compiled with PEERS it sends results to several GPUs
     (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
-    (`_cuda/scales.cuh`).
+    (`_cuda/scales.cuh`). `routed`: the launch of a grouped product of few rows that nobody sorted
+    (`_cuda/few_rows.cuh`), or None where there is none.
     """
 
     backend: ClassVar[str] = "cuda"
@@ -318,6 +331,7 @@ class CudaRung(Rung):
     archs: tuple[str, ...] = architectures.LISTED
     spills: bool = False
     packing: Packing | None = None
+    routed: Callable[[Problem, Params, Machine, ByIndex], Step | None] | None = None
 
     @property
     def source_path(self) -> Path:

@@ -18,6 +18,7 @@ from gemmule.core.operand import Form
 from gemmule.dispatch.tracked import handled, recorded
 from gemmule.frameworks.autograd import autocast, sharded
 from gemmule.frameworks.operators import LIBRARY, alone, refuse_out, register
+from gemmule.grouped import of_tensors
 from gemmule.quant.stack import QuantizedStack
 from gemmule.routed import routed_product
 
@@ -82,19 +83,40 @@ def _beside_stack(
 def _kernel(a: Any, w: Any, ends: Any, *, out_dtype: Any = None) -> Any:
     check_shapes(tuple(a.shape), tuple(w.shape), tuple(ends.shape))
     result = a.new_zeros((a.shape[0], w.shape[2]), dtype=out_dtype)
-    options = Options(out_dtype=_name(result.dtype))
+    options = DEFAULT if result.dtype == a.dtype else Options(out_dtype=_name(result.dtype))
+    if a.is_cuda and general.untraced(of_tensors, a, w, ends, options, result) is not None:
+        return result
     return general.untraced(routed_product, a, w, ends, result, options)
 
 
 def _outer_kernel(a: Any, grad: Any, ends: Any) -> Any:
     """Return ``a[rows of e].T @ grad[rows of e]`` for each expert e: (experts, k, n).
 
-    The ends are read on the host, which waits for them.
+    Of bfloat16 on Hopper by PyTorch's own product, whatever the ends say; else these are read on
+    the host, which waits for them.
     """
+    if _has_outer(a, grad) and ends.shape[0]:
+        limits = ends.clamp(0, a.shape[0]).cummax(0).values
+        return torch.nn.functional.grouped_mm(a.mT, grad, offs=limits)
     found = a.new_zeros((ends.shape[0], a.shape[1], grad.shape[1]))
     for expert, rows in groups(ends.tolist()):
         general.product("matmul", a[rows].T, grad[rows], found[expert], Options())
     return found
+
+
+def _has_outer(a: Any, grad: Any) -> bool:
+    """Whether PyTorch multiplies these, of whole 16 bytes, without the host."""
+    whole = all(
+        one.dtype == torch.bfloat16
+        and one.is_cuda
+        and 0 not in one.shape
+        and one.stride(1) == 1
+        and not (one.stride(0) % 8 or one.shape[1] % 8 or one.data_ptr() % 16)
+        for one in (a, grad)
+    )
+    if not whole or not hasattr(torch.nn.functional, "grouped_mm"):  # since PyTorch 2.10
+        return False
+    return bool(torch.cuda.get_device_capability(a.device) == (9, 0))
 
 
 def _name(dtype: torch.dtype) -> str:

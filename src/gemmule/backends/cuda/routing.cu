@@ -1,6 +1,6 @@
 // What comes before and behind a grouped product whose rows nobody sorted: slots in the order of their experts, rows of
 // A gathered in that order, and what becomes of the sums.
-#include "groups.cuh"
+#include "few_rows.cuh"
 
 // A slot is one of the top_k experts of a token. work: the ends of the experts, then the slots in their order, then where
 // each slot went, or -1 where its index names no expert, then room for a count of each expert. Without indices rows are
@@ -22,7 +22,7 @@ struct RouteArgs {
 };
 
 constexpr int SORTERS = 1024, MOST_COUNTED = 8192;   // experts whose counts have room in shared memory
-constexpr int FEW_SLOTS = 256, FEW_EXPERTS = 4096, COPIERS = 256;
+constexpr int COPIERS = 256;
 
 template <class I> __device__ __forceinline__ int expert_of_slot(const RouteArgs& p, int slot) {
   const I one = ((const I*)p.indices)[slot];
@@ -85,33 +85,14 @@ template <class T, bool WIDE> __global__ void __launch_bounds__(COPIERS) gather_
 
 // Both at once for at most FEW_SLOTS slots: each block sorts all of them for itself, all in one way, and copies its rows.
 template <class I, class T, bool WIDE> __global__ void __launch_bounds__(COPIERS) sort_and_gather(const RouteArgs p) {
-  __shared__ int counts[FEW_EXPERTS], experts_of[FEW_SLOTS], order[FEW_SLOTS];
-  const int experts = (int)p.experts, slots = (int)p.slots, mine = threadIdx.x;   // a slot a thread
-  for (int e = threadIdx.x; e < experts; e += COPIERS) counts[e] = 0;
-  __syncthreads();
-  const int expert = mine < slots ? expert_of_slot<I>(p, mine) : -1;
-  experts_of[mine] = expert;
-  if (expert >= 0) atomicAdd(counts + expert, 1);
-  __syncthreads();
-  const int share = (experts + COPIERS - 1) / COPIERS, start = threadIdx.x * share, stop = min(start + share, experts);
-  int held = 0;
-  for (int e = start; e < stop; ++e) held += counts[e];
-  int before = sum_before<COPIERS>(held);
-  for (int e = start; e < stop; ++e) {
-    const int count = counts[e];
-    counts[e] = before;
-    before += count;
-    if (blockIdx.x == 0) p.work[e] = before;
+  __shared__ int ends[FEW_EXPERTS], experts_of[FEW_SLOTS], order[FEW_SLOTS];
+  const int experts = (int)p.experts, slots = (int)p.slots;
+  const int place = sort_few<COPIERS>((const I*)p.indices, slots, experts, ends, order, experts_of);
+  if (blockIdx.x == 0) {
+    for (int e = threadIdx.x; e < experts; e += COPIERS) p.work[e] = ends[e];
+    if (threadIdx.x < slots) p.work[experts + slots + threadIdx.x] = place;
   }
-  __syncthreads();
-  int place = -1;
-  if (expert >= 0) {
-    place = counts[expert];
-    for (int s = 0; s < mine; ++s) place += experts_of[s] == expert;
-    order[place] = mine;
-  }
-  if (blockIdx.x == 0 && mine < slots) p.work[experts + slots + mine] = place;
-  const int named = __syncthreads_count(expert >= 0);
+  const int named = experts ? ends[experts - 1] : 0;
   for (int at = blockIdx.x; at < named; at += gridDim.x) copy_row<T, WIDE>(p, order[at], at);
 }
 

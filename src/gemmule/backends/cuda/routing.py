@@ -1,9 +1,10 @@
 """Grouped products of rows that nobody sorted: what runs in front of the product and behind it.
 
 Kernels sort the slots by their experts and gather the rows of A in that order, the product is any
-rung's, and one delivers its sums: to their slots, weighted and added up, or through a gate. All is
-in the order of the caller's stream, each started before the one in front has ended where the device
-can; no host learns what the indices are.
+rung's, and one delivers its sums: to their slots, weighted and added up, or through a gate. Of few
+slots some rungs do all that themselves, but for weighted sums. All is in the order of the caller's
+stream, each started before the one in front has ended where the device can; no host learns what the
+indices are.
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ import contextlib
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, nvrtc, starter
 from gemmule.backends.cuda.convert import CTYPE
 from gemmule.backends.cuda.grouped import GroupedLauncher
-from gemmule.backends.cuda.starter import Start
+from gemmule.backends.cuda.starter import Start, cuda_rung
 from gemmule.core.grouped import Routed
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import ITEMSIZE
-from gemmule.core.rung import Step
+from gemmule.core.rung import ByIndex, Step
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARGS = struct.Struct("<8Q13q")
 SORTERS, THREADS = 1024, 256
 FEW_SLOTS, FEW_EXPERTS = 256, 4096  # that each block sorts for itself
+TAIL = struct.Struct("<qQ")  # behind the QuantArgs of a rung that sorts for itself
 INDEX = {"int32": "int", "int64": "long long"}
 BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 
@@ -41,6 +43,15 @@ class Given:
     indices: Operand | None
     weights: Operand | None
     ends: Operand | None
+
+
+class Kernels(NamedTuple):
+    """What is started in turn. itself: `multiply` reads rows and writes results where they lie."""
+
+    before: list[Start]
+    multiply: Start
+    deliver: Start
+    itself: bool
 
 
 class RoutedLauncher:
@@ -67,7 +78,7 @@ class RoutedLauncher:
         sums = slots * forms[2].strides[0] * ITEMSIZE[forms[2].dtype]
         self.places = [0, _whole(sorting), _whole(sorting) + _whole(rows)]
         self.bytes = self.places[2] + sums
-        self._ready: dict[tuple[int, bool, int], tuple[list[Start], Start, Start]] = {}
+        self._ready: dict[tuple[int, bool, int], Kernels] = {}
 
     def __call__(self, given: Given, out: Operand) -> None:
         """Launch on operands of the prepared forms, on the caller's stream of their device."""
@@ -103,6 +114,7 @@ class RoutedLauncher:
         if out_steps[2] != 1 or routed.columns % together:
             together = 1
         sorts, product, coded = routed.sorts, self.product, self.product and self.product.quantized
+        combined, to_places = self.given[2] is not None, 4 * (routed.experts + routed.slots)
 
         def start(
             stream: int,
@@ -122,11 +134,14 @@ class RoutedLauncher:
             ready = self._ready.get((ordinal, wide, several))
             if ready is None:
                 ready = self._loaded(ordinal, wide, several, out)
-            before, multiply, deliver = ready
+            before, multiply, deliver, itself = ready
             packed = ARGS.pack(indices, weights, a, result, memory, rows, sums, ends, *numbers)
             for one in before:
                 one(stream, packed)
-            if product is not None:
+            if itself:
+                target = sums if combined else result
+                multiply(stream, w, a, target, indices, (memory + to_places,))
+            elif product is not None:
                 left = rows if sorts else a
                 if coded:
                     multiply(stream, w, left, sums, ends)
@@ -137,21 +152,51 @@ class RoutedLauncher:
 
         return start
 
-    def _loaded(
-        self, ordinal: int, wide: bool, several: int, out: Form
-    ) -> tuple[list[Start], Start, Start]:
+    def _loaded(self, ordinal: int, wide: bool, several: int, out: Form) -> Kernels:
         """Load the kernels in front of the product, its own, and the one behind it."""
-        surrounding = [*self._sorting(wide), self._deliver(several, out.dtype)]
+        itself = self._itself(ordinal, out) if wide else None
+        before = [] if itself else self._sorting(wide)
+        after = [self._deliver(several, out.dtype, gated=self.routed.gated and itself is None)]
+        if itself and self.given[2] is None:
+            after = []
+        surrounding = [*before, *after]
         names = tuple(step.kernel for step in surrounding)
-        module = nvrtc.compile_file(SOURCE, names, driver.device_info(ordinal).arch)
+        arch = driver.device_info(ordinal).arch
+        module = nvrtc.compile_file(SOURCE, names, arch) if names else None
         starts = [
             starter.whole_starter(starter.loaded(module, (step,), bytes(ARGS.size), ordinal))
             for step in surrounding
+            if module is not None
         ]
-        multiply: Start = _nothing if self.product is None else self.product.starter(ordinal)
-        found = starts[:-1], multiply, starts[-1]
+        multiply = itself or (_nothing if self.product is None else self.product.starter(ordinal))
+        deliver: Start = starts[-1] if after else _nothing
+        found = Kernels(starts[: len(before)], multiply, deliver, itself is not None)
         self._ready[ordinal, wide, several] = found
         return found
+
+    def _itself(self, ordinal: int, out: Form) -> Start | None:
+        """Return what starts a product of few slots that finds its rows; None where none does."""
+        product, routed, (a, indices, weights) = self.product, self.routed, self.given
+        if product is None or indices is None or routed.slots > FEW_SLOTS:
+            return None
+        choice, of_slot = product.choice, _of_slot(a, routed.top_k)
+        rung, quant = cuda_rung(choice), choice.problem.quant
+        to_slot = _of_slot(out, routed.top_k) if weights is None else self.forms[2].strides[0]
+        if rung.routed is None or quant is None or of_slot is None or to_slot is None:
+            return None
+        way = ByIndex(indices.dtype, routed.gated, routed.out if weights is None else routed.sums)
+        step = rung.routed(choice.problem, choice.params, choice.machine, way)
+        if step is None:
+            return None
+        stored = launch_args.stored_numbers(quant, routed.k)[:3]
+        y_step = out.strides[-1] if weights is None else 1
+        steps = 1, a.strides[0 if len(a.shape) == 2 else 1], y_step, to_slot
+        sizes = routed.n, routed.k, routed.slots, *stored, routed.experts
+        each = routed.top_k if len(a.shape) == 2 else 1  # slots of a row
+        template = launch_args.QUANT.pack(*[0] * 7, *sizes, *steps, 1.0, 0.0) + TAIL.pack(each, 0)
+        module = starter.kernels(rung, (step,), choice.machine.arch)
+        starter.check_shared(module, (step,), choice.machine)
+        return starter.starter(starter.loaded(module, (step,), template, ordinal), "32s3Q", "Q")
 
     def _sorting(self, wide: bool) -> list[Step]:
         """Return the steps that sort the slots and gather their rows."""
@@ -166,10 +211,10 @@ class RoutedLauncher:
         gather = Step(f"gather_rows<{copies}>", blocks, (THREADS, 1, 1), pdl=self.early)
         return [sort, gather] if routed.experts and routed.k else [sort]
 
-    def _deliver(self, several: int, out: str) -> Step:
+    def _deliver(self, several: int, out: str, *, gated: bool) -> Step:
         routed, weights = self.routed, self.given[2]
         dtypes = self.forms[2].dtype, out, "float32" if weights is None else weights.dtype
-        flags = f"{str(routed.gated).lower()}, {str(weights is not None).lower()}, {several}"
+        flags = f"{str(gated).lower()}, {str(weights is not None).lower()}, {several}"
         kernel = f"deliver<{', '.join(CTYPE[dtype] for dtype in dtypes)}, {flags}>"
         rows = routed.slots if weights is None else routed.slots // routed.top_k
         blocks = rows * -(-routed.columns // (THREADS * several)), 1, 1
@@ -186,6 +231,14 @@ def _steps_of(form: Form) -> tuple[int, int, int]:
         token, slot, column = form.strides
         return token, slot, column
     return form.strides[0], 0, form.strides[1]
+
+
+def _of_slot(form: Form, top_k: int) -> int | None:
+    """Return the elements from slot to slot, or of (tokens, k) from token to token, if even."""
+    if len(form.strides) == 2:
+        return form.strides[0]
+    token, slot, _ = form.strides
+    return slot if form.shape[0] <= 1 or token == top_k * slot else None
 
 
 def _whole(nbytes: int) -> int:

@@ -10,16 +10,19 @@ come to those sums in float32: no weight is rounded.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
+from gemmule.core.rung import Arithmetic, ByIndex, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 
-WARPS, ROWS, PITCH = 8, 32, 4
-STAGES_BYTES = WARPS * 2 * ROWS * (128 + 16)  # two of each warp, rows 16 bytes apart
+WARPS, ROWS, LINE, PITCH = 8, 32, 128, 4
+STAGES_BYTES = WARPS * 2 * ROWS * LINE  # two of each warp
 MOST_EXPERTS = 4096
+FEW_SLOTS = 256  # that a block sorts for itself, of few_rows.cuh
 
 
 def _depth(problem: Problem) -> int:
@@ -32,15 +35,26 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     if spec is None:
         raise TypeError("streamed_codes multiplies codes; the matrices are dense.")
     types = (CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype])
-    sums = 2 * (WARPS // wide) * tokens * (ROWS * wide + PITCH)
+    about = spec.bits, spec.has_zeros, tokens // 8, wide
+    sums = (WARPS // wide) * tokens * (ROWS * wide + PITCH)
     return (
         flat(
-            instance("streamed_codes", *types, spec.bits, spec.has_zeros, tokens // 8, wide),
-            machine.units * (1 if tokens > 16 else 2),
+            instance("streamed_codes", *types, *about),
+            2 * machine.units,
             32 * WARPS,
             smem=STAGES_BYTES + 4 * (sums + problem.batch + 1),
         ),
     )
+
+
+def _routed(problem: Problem, params: Params, machine: Machine, way: ByIndex) -> Step:
+    """Return the launch that sorts few rows for itself; a slab of gates and ups has two warps."""
+    wide = max(params["wide"], 2 if way.gated else 1)
+    (step,) = _steps(replace(problem, out=way.out), {**params, "wide": wide}, machine)
+    index = "int" if way.index == "int32" else "long long"
+    flags = f"{str(way.gated).lower()}, {index}>"
+    kernel = f"{step.kernel.replace('streamed', 'routed', 1)[:-1]}, {flags}"
+    return replace(step, kernel=kernel, smem=step.smem + 4 * (problem.batch + 2 * FEW_SLOTS))
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -69,6 +83,7 @@ RUNG = CudaRung(
     title="Streamed codes",
     idea="Codes become halves exactly, and a group's scale comes to its sum.",
     archs=SINCE_AMPERE,
+    spills=True,  # some tens of bytes beside 16 tokens
     source="Marlin (Frantar et al., 2024), for groups of experts",
     signatures=tuple(
         (t, codes, out)
@@ -82,7 +97,7 @@ RUNG = CudaRung(
     accepts_quant=_takes,
     layouts=("row",),
     layouts_b=("row",),
-    params={"tokens": (8, 16, 32), "wide": (1, 2, 4)},
+    params={"tokens": (8, 16), "wide": (2, 1)},
     constraints=(
         Constraint(
             "bases and leading strides are multiples of 16 bytes, and k of 32",
@@ -97,11 +112,8 @@ RUNG = CudaRung(
                 and problem.batch * problem.n * (problem.k // 32) < 2**31
             ),
         ),
-        Constraint(
-            "32 tokens have room beside each other where one or two warps share a sum",
-            lambda problem, params: params["tokens"] <= 16 or params["wide"] > 1,
-        ),
     ),
     steps=_steps,
+    routed=_routed,
     **modelled("grouped/streamed_codes", _terms),
 )

@@ -2,11 +2,11 @@
 // lie, become weights in the registers that the instruction reads, each rounded once, and meet all tokens of the tile.
 // excerpt stages of wgmma_codes.cu
 #include "expert_tiles.cuh"
-#include "groups.cuh"
+#include "few_rows.cuh"
 #include "wgmma_tiles.cuh"
 
 // LINE: bytes of a row of codes in a stage, whose 16-byte pieces TMA puts in another order in each of eight rows.
-constexpr int HEIGHT = 256, THREADS = 384, LINE = 128, LINES = 2;
+constexpr int HEIGHT = 256, THREADS = 640, LINE = 128, LINES = 2;
 
 template <class A, class B> struct Same { static constexpr bool value = false; };
 template <class A> struct Same<A, A> { static constexpr bool value = true; };
@@ -61,10 +61,10 @@ __device__ __forceinline__ void decode(u32 (&a)[4], const unsigned char* at, con
   }
 }
 
-// The sums over all steps of a warpgroup's 128 columns and N tokens: the least multiple of UNIT that holds `tokens`.
+// The sums over all steps of a warpgroup's 64 columns and N tokens: the least multiple of UNIT that holds `tokens`.
 // codes, tokens' stages: rings. scales: the first of the thread's rows 8 i + g.
 template <class T, class TS, int BITS, bool ZEROS, int WIDTH, int STAGES, int UNIT, int N = UNIT>
-__device__ __forceinline__ void products(float (&sum)[2][WIDTH / 2], const QuantArgs& p, const Work& work, Ring& x, Ring& codes,
+__device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArgs& p, const Work& work, Ring& x, Ring& codes,
                                          const unsigned char* lines, int own) {
   static_assert(is_width(N), "a width that wgmma is written out for");
   if constexpr (N < WIDTH)
@@ -73,19 +73,21 @@ __device__ __forceinline__ void products(float (&sum)[2][WIDTH / 2], const Quant
   constexpr int EACH = LINE * 8 / BITS / DEPTH;   // stages of tokens beside one of codes
   const int steps = ((int)p.n + DEPTH - 1) / DEPTH, each = (int)p.group_size / DEPTH, g = threadIdx.x % 32 / 4;
   const int first = work.slab * HEIGHT + own + threadIdx.x % 128 / 32 * 16 + g;   // of the thread's rows
-  float(&d0)[N / 2] = (float(&)[N / 2])sum[0], (&d1)[N / 2] = (float(&)[N / 2])sum[1];
-  float scale[2][2], zero[2][2];
+  float(&d)[N / 2] = (float(&)[N / 2])sum;
+  float scale[2], zero[2];
+  const i64 scales = ((i64)work.expert * p.m + first) * p.groups;   // of the first row
   auto fetch = [&](int group) {
+    i64 place = scales + group;
+    ptx::pin(place);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int row = first + r / 2 * 64 + r % 2 * 8;
-      const i64 place = ((i64)work.expert * p.m + row) * p.groups + group;
-      scale[r / 2][r % 2] = row < (int)p.m ? wide<float>(((const TS*)p.scales)[place]) : 0.f;
-      if constexpr (ZEROS) zero[r / 2][r % 2] = row < (int)p.m ? ((const float*)p.zeros)[place] : 0.f;
+    for (int r = 0; r < 2; ++r, place += 8 * p.groups) {
+      const bool is = first + 8 * r < (int)p.m;
+      scale[r] = is ? wide<float>(((const TS*)p.scales)[place]) : 0.f;
+      if constexpr (ZEROS) zero[r] = is ? ((const float*)p.zeros)[place] : 0.f;
     }
   };
-  Row<T, TS, BITS, ZEROS> rows[2][2];
-  u32 a[2][2][4];   // of 16 steps by turns, two blocks of 64 columns
+  Row<T, TS, BITS, ZEROS> rows[2];
+  u32 a[2][4];   // of 16 steps by turns
   int before = 0, left = 0, group = 0;
   fetch(0);
   // excerpt stages
@@ -93,7 +95,7 @@ __device__ __forceinline__ void products(float (&sum)[2][WIDTH / 2], const Quant
     if (s % EACH == 0) codes.wait_full();
     if (left == 0) {   // the scales of a group are asked for when the one before begins
 #pragma unroll
-      for (int r = 0; r < 4; ++r) rows[r / 2][r % 2].take(scale[r / 2][r % 2], ZEROS ? zero[r / 2][r % 2] : 0.f);
+      for (int r = 0; r < 2; ++r) rows[r].take(scale[r], ZEROS ? zero[r] : 0.f);
       left = each ? each : steps;
       if (++group < (int)p.groups) fetch(group);
     }
@@ -103,17 +105,13 @@ __device__ __forceinline__ void products(float (&sum)[2][WIDTH / 2], const Quant
     x.wait_full();
 #pragma unroll
     for (int i = 0; i < DEPTH / 16; ++i) {
-      u32(&now)[2][4] = a[i % 2];
+      u32(&now)[4] = a[i % 2];
+      const int begin = s % EACH * (DEPTH * BITS / 8) + i * (2 * BITS), piece = begin / 16 ^ g;
+      decode<T, TS, BITS, ZEROS>(now, line + piece * 16 + begin % 16, rows);
 #pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        const int begin = s % EACH * (DEPTH * BITS / 8) + i * (2 * BITS), piece = begin / 16 ^ g;
-        decode<T, TS, BITS, ZEROS>(now[b], line + b * 64 * LINE + piece * 16 + begin % 16, rows[b]);
-      }
-#pragma unroll
-      for (int e = 0; e < 8; ++e) ptx::pin(now[e / 4][e % 4]);
+      for (int e = 0; e < 4; ++e) ptx::pin(now[e]);
       ptx::wgmma_fence();
-      multiply<N>(d0, now[0], tokens + (i * 32 >> 4), s > 0 || i, T());
-      multiply<N>(d1, now[1], tokens + (i * 32 >> 4), s > 0 || i, T());
+      multiply<N>(d, now, tokens + (i * 32 >> 4), s > 0 || i, T());
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();   // the steps before are read: their registers are free, and behind a stage its tokens
       if (i == 0 && s > 0 && threadIdx.x % 128 == 0) ptx::mbar_arrive(x.empty + 8 * before);
@@ -141,12 +139,12 @@ wgmma_codes(const QuantArgs p, const __grid_constant__ ptx::TensorMap map_x, con
   unsigned char* const lines = smem + STAGES * STAGE;
   int* const first = (int*)(lines + LINES * HEIGHT * LINE);
   const int group = threadIdx.x / 128, n = (int)p.m, slabs = (n + HEIGHT - 1) / HEIGHT;
-  Ring x = make_ring<STAGES>(ptx::smem_addr(smem), x_bars, 1, 2);
-  Ring codes = make_ring<LINES>(ptx::smem_addr(lines), code_bars, 1, 8);
+  Ring x = make_ring<STAGES>(ptx::smem_addr(smem), x_bars, 1, 4);
+  Ring codes = make_ring<LINES>(ptx::smem_addr(lines), code_bars, 1, 16);
   const i64 items = (i64)list_pieces<THREADS>(Ends(p), WIDTH, first) * slabs;   // the barriers are seen behind it
   Items walk{Ends(p), first, slabs, WIDTH, 0, UNIT};
   if (group == 0) {
-    ptx::reg_dealloc<40>();
+    ptx::reg_dealloc<24>();
     if (threadIdx.x == 0) {
       const int steps = ((int)p.n + DEPTH - 1) / DEPTH;
       for (i64 item = blockIdx.x; item < items; item += gridDim.x) {
@@ -172,16 +170,14 @@ wgmma_codes(const QuantArgs p, const __grid_constant__ ptx::TensorMap map_x, con
       }
     }
   } else {
-    ptx::reg_alloc<232>();
-    const int own = (group - 1) * 128, warp = threadIdx.x % 128 / 32;
+    ptx::reg_alloc<112>();
+    const int own = (group - 1) * 64, warp = threadIdx.x % 128 / 32;
     for (i64 item = blockIdx.x; item < items; item += gridDim.x) {
       const Work at = walk.at(item);
-      float sum[2][WIDTH / 2];
+      float sum[WIDTH / 2];
       products<T, TS, BITS, ZEROS, WIDTH, STAGES, UNIT>(sum, p, at, x, codes, lines, own);
       const Results<TC> to{(TC*)p.y + at.token * p.y_col, p.y_col, p.y_step, n, (float)p.alpha, (float)p.beta};
-#pragma unroll
-      for (int b = 0; b < 2; ++b)
-        store_tokens<TC, WIDTH>(to, at.tokens, at.slab * HEIGHT + own + 64 * b + 16 * warp, sum[b]);
+      store_tokens<TC, WIDTH>(to, at.tokens, at.slab * HEIGHT + own + 16 * warp, sum);
     }
   }
 }

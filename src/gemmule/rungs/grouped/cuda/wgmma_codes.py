@@ -1,8 +1,8 @@
 """Tiles of codes: a code becomes a weight once for up to 128 tokens, in the registers of wgmma.
 
-`streamed_codes` multiplies codes exactly as they are, and takes each apart again for every 8 to 32
+`streamed_codes` multiplies codes exactly as they are, and takes each apart again for every 8 or 16
 tokens. From some 32 tokens an expert on that is what limits. Here 256 columns of a matrix meet up
-to 128 tokens: TMA copies rows of codes as they lie, and tiles of the tokens, and two warpgroups
+to 128 tokens: TMA copies rows of codes as they lie, and tiles of the tokens, and four warpgroups
 make weights of codes where the instruction reads them. A weight is
 rounded once to the dtype of the tokens, as the dense weight that it stands for was: the difference
 to the zero point is exact, and the scale has two parts. Pieces of an expert's tokens are even, and
@@ -20,7 +20,7 @@ from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params,
 from gemmule.rungs._cuda import grouped, half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 
-HEIGHT, THREADS, LINE, LINES = 256, 384, 128, 2
+HEIGHT, THREADS, LINE, LINES = 256, 640, 128, 2
 ROOM_BYTES = 227 * 1024 - 1024 - 8192 - LINES * HEIGHT * LINE  # for tokens
 MOST_EXPERTS, MOST_STAGES = 2000, 12
 
@@ -60,7 +60,7 @@ def _takes(problem: Problem) -> bool:
     return size == -1 or (size is not None and size > 0 and size % half_tiles.DEPTH == 0)
 
 
-# Tiles of 128 tokens with zero points want more registers than there are, and for 32 tokens others
+# Tiles of 128 tokens with zero points keep some registers in memory, and for 32 tokens others
 # are quicker.
 WIDTHS = (32, 64, 128)
 EXACT_TOKENS = 8  # an expert, up to which no weight is rounded
