@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.errors import DeviceError
 from gemmule_lab.harness.operands import drawn
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
+from gemmule_lab.studies.harness import unless_refused
 from gemmule_lab.studies.products import passes as by
 from gemmule_lab.studies.products.passes import Parts, Way, gpu_way, host_way
 from gemmule_lab.verify import check
@@ -124,13 +124,9 @@ def totals(bench: Bench, names: Names, case: Case, repeats: int = by.REPEATS) ->
 def _first(way: Way, a: Array, b: Array) -> Parts | str:
     """Run a way once and judge what it gave; return its parts, or why it cannot run here."""
     way.result.fill(np.nan)
-    try:
-        parts = way.run()
-    except DeviceError as error:
-        if error.restart:
-            raise
-        return str(error)
-    judge(a, b, way.result, way.name)
+    parts = unless_refused(way.run)
+    if not isinstance(parts, str):
+        judge(a, b, way.result, way.name)
     return parts
 
 
@@ -150,11 +146,13 @@ def judge(a: Array, b: Array, c: Array, name: str = "") -> Array:
 
     The first and last of both are among them. ArithmeticError, with the name, if one is wrong.
     """
-    n, sampled = len(a), []
-    for most in (JUDGED_ROWS, JUDGED_COLUMNS):
-        spread = np.linspace(0, n - 1, most, dtype=int).tolist()
-        sampled.append(list(range(n)) if n <= WHOLE else sorted({0, 1, n - 2, n - 1, *spread}))
-    rows, columns = sampled
+    n = len(a)
+    rows, columns = (
+        sorted({0, 1, n - 2, n - 1, *np.linspace(0, n - 1, most, dtype=int).tolist()})
+        if n > WHOLE
+        else list(range(n))
+        for most in (JUDGED_ROWS, JUDGED_COLUMNS)
+    )
     parts = (a[rows], b[:, columns], c[rows][:, columns])
     left, right, result = (np.ascontiguousarray(part) for part in parts)
     plan = gm.plan("matmul", left, right, rung="triple_loop")
