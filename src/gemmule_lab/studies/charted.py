@@ -28,6 +28,8 @@ Picture = tuple[str, Chart]
 """The name of a file, less its ending, and what is drawn in it."""
 Figure = Callable[[StudyRow], float]  # 0 where there is none
 Kind: TypeAlias = "Callable[[Spec, Head, Rows, Rows], Iterator[Picture]]"
+Groups: TypeAlias = Mapping[str, Mapping[str, float]]
+Ends: TypeAlias = Mapping[str, charts.Ends]
 T = TypeVar("T")
 
 SIZES = {"n": "n, of an n x n matrix", "m": "rows", "columns": "columns"}
@@ -195,8 +197,8 @@ def _maps(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     size = range(0, len(shown), MANY_PANELS)
     parts = [part for grid in grids for at in size if (part := grid[at : at + MANY_PANELS])]
     look: Any = {"axes": tuple(spec["axes"]), "ratios": ratios, "covers": covers}
-    for (name, title, below), part in head.parts(parts, str):
-        cells = {one: shown[one] for one in part}
+    for (name, title, below), names in head.parts(parts, str):
+        cells = {one: shown[one] for one in names}
         yield name, charts.HeatMaps(title, below, cells, key, **look)
 
 
@@ -289,12 +291,7 @@ def _ranges(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]
 
 
 def bar_chart(
-    head: Head,
-    groups: Mapping[str, Mapping[str, float]],
-    unit: str,
-    *,
-    limit: Mark | None = None,
-    ends: Mapping[str, charts.Ends] | None = None,
+    head: Head, groups: Groups, unit: str, limit: Mark | None = None, ends: Ends | None = None
 ) -> Iterator[Picture]:
     """Yield a chart of bars in groups; nothing where there are no values."""
     for (name, title, below), _ in head.parts([list(groups)] if groups else [], str):
@@ -314,10 +311,5 @@ def shape_of(case: Mapping[str, object]) -> str:
     return f"{left} times {sizes['n']} x {sizes['columns']}" if "columns" in sizes else left
 
 
-KINDS: Mapping[str, Kind] = {
-    "maps": _maps,
-    "lines": _lines,
-    "bars": _bars,
-    "figures": _figures,
-    "ranges": _ranges,
-}
+KINDS: Mapping[str, Kind] = {"maps": _maps, "lines": _lines, "bars": _bars}
+KINDS = {**KINDS, "figures": _figures, "ranges": _ranges}

@@ -58,11 +58,11 @@ class CellBench:
         """Return what became of each lane, by name; ArithmeticError for a wrong result."""
         found: dict[str, Measured] = {}
         entries: list[Entry] = []
-        kept: dict[tuple[str, bool, int], Any] = {}
-        sets = {lane.name: self._kept(kept, cell, lane) for lane in lanes}
-        self.compiled_ahead([(lane, sets[lane.name]) for lane in lanes])
+        each = {lane.operands: functools.partial(self.sets, cell, lane) for lane in lanes}
+        kept = {operands: unless_refused(made) for operands, made in each.items()}
+        self.compiled_ahead([(lane, kept[lane.operands]) for lane in lanes])
         for lane in lanes:
-            made = sets[lane.name]
+            made = kept[lane.operands]
             if not isinstance(made, str):
                 made = unless_refused(functools.partial(self.bind, cell, lane, made))
             if isinstance(made, str):
@@ -80,12 +80,6 @@ class CellBench:
             params = one.about.params if one.about.kind == "rung" else {}
             found[one.name] = Measured(times, {**figures, **self.more}, params=params)
         return found
-
-    def _kept(self, kept: dict[tuple[str, bool, int], Any], cell: Cell, lane: Lane) -> Any:
-        key = (lane.form, lane.flip, lane.matrix)
-        if key not in kept:
-            kept[key] = unless_refused(functools.partial(self.sets, cell, lane))
-        return kept[key]
 
     def compiled_ahead(self, lanes: Sequence[tuple[Lane, Any]]) -> None:
         """Compile what lanes run over their operands, where that is done side by side."""
