@@ -97,18 +97,20 @@ class CellBench:
 
     def bind(self, cell: Cell, lane: Lane, sets: Any) -> Entry | str:
         """Return a lane over its operands, judged once, or why it takes no part."""
-        if lane.rung is None:
-            known = [p for p in registry.all_peers(self.backend) if p.name == lane.peer]
-            if not known:
-                return f"no {'GPU' if self.backend == 'cuda' else 'CPU'} peer is called {lane.peer}"
-            entries, absent = self.bench.theirs(sets, known)
-            return replace(entries[0], name=lane.name) if entries else absent[0].reason
         try:
-            return self.ours(cell, lane, sets)
+            return self.ours(cell, lane, sets) if lane.rung else self.theirs(lane, sets)
         except (ValueError, TypeError) as error:
             return str(error)
         except ArithmeticError as error:
             raise ArithmeticError(f"{lane.name} on {dict(cell.filed)}: {error}") from None
+
+    def theirs(self, lane: Lane, sets: Sets) -> Entry | str:
+        """Return a peer, checked, or why it takes no part; TypeError where ours has no plan."""
+        known = [p for p in registry.all_peers(self.backend) if p.name == lane.peer]
+        if not known:
+            return f"no {'GPU' if self.backend == 'cuda' else 'CPU'} peer is called {lane.peer}"
+        entries, absent = self.bench.theirs(sets, known)
+        return replace(entries[0], name=lane.name) if entries else absent[0].reason
 
     def ours(self, cell: Cell, lane: Lane, sets: Sets) -> Entry:
         """Return one of our rungs, by a preset or parameters, or just some of its kernels."""
