@@ -169,10 +169,7 @@ def _values(
 
 
 def _maps(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
-    """Yield a heat map for each implementation: rows down, columns across, or numbers of names.
-
-    Those over the finest grid come first, at most nine in each chart, all of one scale.
-    """
+    """Yield a heat map for each implementation: rows down, columns across, or numbers of names."""
     by_name, ratios = spec.get("over") == "name", "pairs" in spec
 
     def place(row: StudyRow) -> tuple[str, tuple[int, int]]:
@@ -187,19 +184,27 @@ def _maps(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
         best = {name: min(cells, key=lambda at: cells[at]) for name, cells in shown.items()}
         shown = {f"{n}, best {best[n][0]} x {best[n][1]}": cells for n, cells in shown.items()}
     key = FASTER if ratios else spec.get("key", f"{spec['unit']}; darker is more")
-    covers = [value for cells in shown.values() for value in cells.values()]
     if ratios and shown:
         means = " and ".join(f"{geomean(cells.values()):.2f}" for cells in shown.values())
-        won = f"{sum(value > 1 for value in covers)} of {len(covers)}"
+        every = [value for cells in shown.values() for value in cells.values()]
+        won = f"{sum(value > 1 for value in every)} of {len(every)}"
         head = head._replace(title=head.title.format(means=means, won=won))
+    yield from maps(head, shown, key, axes=tuple(spec["axes"]), ratios=ratios)
+
+
+def maps(head: Head, shown: Mapping[str, charts.Cells], key: str, **look: Any) -> Iterator[Picture]:
+    """Yield heat maps: those over the finest grid first, at most nine in each chart, of one scale.
+
+    look: what of `charts.HeatMaps` is not as usual.
+    """
     most = max(map(len, shown.values()), default=0)
     grids = ([one for one in shown if (len(shown[one]) == most) == fine] for fine in (True, False))
     size = range(0, len(shown), MANY_PANELS)
     parts = [part for grid in grids for at in size if (part := grid[at : at + MANY_PANELS])]
-    look: Any = {"axes": tuple(spec["axes"]), "ratios": ratios, "covers": covers}
+    covers = [value for cells in shown.values() for value in cells.values()]
     for (name, title, below), names in head.parts(parts, str):
         cells = {one: shown[one] for one in names}
-        yield name, charts.HeatMaps(title, below, cells, key, **look)
+        yield name, charts.HeatMaps(title, below, cells, key, covers=covers, **look)
 
 
 def _lines(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
