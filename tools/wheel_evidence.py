@@ -29,12 +29,18 @@ LONG = re.compile(rb"-?\d+\.\d{6,}(?:e[-+]?\d+)?")
 
 
 def packed(evidence: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (path below the folder of the evidence, content) of all that a wheel carries."""
+    """Yield (path below the folder of the evidence, content) of all that a wheel carries.
+
+    Of a study that several devices measured, the largest file, which is the one that is shown.
+    """
+    studies = sorted(evidence.glob("*/study-*.jsonl"), key=lambda path: path.stat().st_size)
+    shown = {path.name: path for path in studies}.values()
     for device in sorted(path for path in evidence.iterdir() if path.is_dir()):
         proofs = sorted((device / "verified").glob("*.jsonl"))
         if proofs:
             yield _packed(device.name, "verified.jsonl", *proofs)
-        for path in sorted([*device.glob("margins*.jsonl"), *device.glob("study-*.jsonl")]):
+        known = (path for path in shown if path.parent == device)
+        for path in sorted([*device.glob("margins*.jsonl"), *known]):
             yield _packed(device.name, path.name, path)
 
 

@@ -294,7 +294,7 @@ def test_what_a_wheel_carries_is_read_as_the_tree_is(
         studies = {
             f"{seed} {path.parent.name}": [*study_store.read(path, seed)]
             for seed in DOCUMENTS
-            for path in study_store.on_record(seed)
+            for path in study_store.on_record(seed)[:1]  # the one that is shown
         }
         records = sorted(evidence.read(), key=lambda r: (r.device, r.folder, r.rung, r.variant))
         return records, {name: found for name, found in measured.items() if found}, studies
@@ -303,7 +303,9 @@ def test_what_a_wheel_carries_is_read_as_the_tree_is(
     assert all(of_tree)
     assert len({name.split()[0] for name in of_tree[2]}) == len(DOCUMENTS)
     size = 0
-    for name, content in wheel_evidence.packed(evidence.folder()):
+    carried = dict(wheel_evidence.packed(evidence.folder()))
+    assert sum("study-" in name for name in carried) == len(DOCUMENTS)
+    for name, content in carried.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)

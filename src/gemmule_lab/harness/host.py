@@ -98,8 +98,10 @@ def judged(op: str, left: Any, right: Any, rung: str | None = None, **options: A
     return _error(op, left, right, out, gm.plan(op, left, right, rung=rung, **options))
 
 
-def _error(op: str, left: Any, right: Any, out: Any, plan: gm.Plan) -> float:
-    verdict = check.judge(op, left, right, out, check.Rounding.of(plan))
+def _error(
+    op: str, left: Any, right: Any, out: Any, plan: gm.Plan, known: check.Truths | None = None
+) -> float:
+    verdict = check.judge(op, left, right, out, check.Rounding.of(plan), known)
     if not verdict.ok:
         raise ArithmeticError(f"{op} {plan.problem.describe()}: {verdict.text}")
     return verdict.ratio
@@ -158,8 +160,9 @@ class HostBench(Bench):
         """Multiply the first set as `calls` does and have every element judged."""
         operands = sets.items[0].operands(sets.op)
         if plan.options.params:
-            return _error(sets.op, *operands, plan(*operands), plan)
-        return judged(sets.op, *operands, **_options(sets, plan))
+            return _error(sets.op, *operands, plan(*operands), plan, sets.truths)
+        out = getattr(gm, sets.op)(*operands, **_options(sets, plan))
+        return _error(sets.op, *operands, out, plan, sets.truths)
 
     def calls(self, sets: Sets, plan: gm.Plan) -> list[Callable[[], object]]:
         """Return the public call on each set, or the plan's own where parameters were named."""

@@ -42,13 +42,15 @@ class Sets:
     """The operand sets of one product through which its calls rotate.
 
     cold: whether so many bytes pass between two uses of a set that every read comes from memory.
-    options: of the public function.
+    options: of the public function. truths: what the oracle found of the first set, for the next
+    rung that it judges there.
     """
 
     op: str
     items: Sequence[OperandSet]
     cold: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+    truths: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def temperature(self) -> str:

@@ -12,31 +12,24 @@ names.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gemmule_lab.records.results import geomean
-from gemmule_lab.report.charts import (
-    Axes,
-    Bars,
-    Cells,
-    Chart,
-    HeatMaps,
-    Line,
-    Lines,
-    Mark,
-    grouped,
-    number,
-)
+from gemmule_lab.report import charts
+from gemmule_lab.report.charts import Chart, Line, Mark
 from gemmule_lab.studies.grid import Study
 from gemmule_lab.studies.records import Rows, StudyRow
 
 Spec = Mapping[str, Any]
 Picture = tuple[str, Chart]
 """The name of a file, less its ending, and what is drawn in it."""
-Figure = Callable[[StudyRow], float | None]
+Figure = Callable[[StudyRow], float]  # 0 where there is none
 Kind: TypeAlias = "Callable[[Spec, Head, Rows, Rows], Iterator[Picture]]"
+Groups: TypeAlias = Mapping[str, Mapping[str, float]]
+Ends: TypeAlias = Mapping[str, charts.Ends]
 T = TypeVar("T")
 
 SIZES = {"n": "n, of an n x n matrix", "m": "rows", "columns": "columns"}
@@ -55,18 +48,13 @@ FASTER = "times as fast; blue above 1, orange below, pale is close to 1"
 MANY_PANELS, MOST_LINES = 9, 6  # of one chart
 
 
-def _use(row: StudyRow) -> float | None:
-    gbs, datasheet = row.figures.get("gbs"), row.figures.get("datasheet_gbs")
-    return 100 * gbs / datasheet if gbs and datasheet else None
-
-
-FIGURES: Mapping[str, Figure] = {  # use: percent of the data sheet's bandwidth
-    "us": lambda row: None if row.times_us is None else row.us,
-    "ms": lambda row: None if row.times_us is None else row.us / 1e3,
-    "use": _use,
-    "TFLOP/s": lambda row: row.figures["gflops"] / 1e3 if "gflops" in row.figures else None,
-    "gbs": lambda row: row.figures.get("gbs"),
-    "gflops": lambda row: row.figures.get("gflops"),
+FIGURES: Mapping[str, Figure] = {  # of a timed row; use: percent of the data sheet's bandwidth
+    "us": lambda row: row.us,
+    "ms": lambda row: row.us / 1e3,
+    "use": lambda row: 100 * row.figures.get("gbs", 0) / row.figures.get("datasheet_gbs", math.inf),
+    "TFLOP/s": lambda row: row.figures.get("gflops", 0) / 1e3,
+    "gbs": lambda row: row.figures.get("gbs", 0),
+    "gflops": lambda row: row.figures.get("gflops", 0),
 }
 
 
@@ -169,7 +157,7 @@ def _values(
     found: dict[str, dict[Any, list[float]]] = {}
     for row in rows.timed():
         name, at = key(row)
-        if (figure := value(row)) is not None and figure > 0:
+        if (figure := value(row)) > 0:
             found.setdefault(name, {}).setdefault(at, []).append(figure)
     ratios: dict[str, dict[Any, list[float]]] = {}
     for ours, plain in spec.get("pairs", ()):
@@ -180,22 +168,17 @@ def _values(
     return ratios if "pairs" in spec else found
 
 
-def _place(row: StudyRow) -> tuple[str, tuple[int, int]]:
-    return row.name, (int(row.case["m"]), int(row.case["n"]))
-
-
-def _named_place(row: StudyRow) -> tuple[str, tuple[int, int]]:
-    name, height, _, width = row.name.split()
-    return name, (int(height), int(width))
-
-
 def _maps(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     """Yield a heat map for each implementation: rows down, columns across, or numbers of names."""
     by_name, ratios = spec.get("over") == "name", "pairs" in spec
-    values = _values(spec, here, _named_place if by_name else _place)
+
+    def place(row: StudyRow) -> tuple[str, tuple[int, int]]:
+        name, height, _, width = row.name.split() if by_name else (row.name, "m", "", "n")
+        return name, (int(row.case.get(height, height)), int(row.case.get(width, width)))
+
     shown = {
         name: {at: one[0] if len(one) == 1 else geomean(one) for at, one in cells.items()}
-        for name, cells in values.items()
+        for name, cells in _values(spec, here, place).items()
     }
     if by_name:
         best = {name: min(cells, key=lambda at: cells[at]) for name, cells in shown.items()}
@@ -209,20 +192,19 @@ def _maps(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     yield from maps(head, shown, key, axes=tuple(spec["axes"]), ratios=ratios)
 
 
-def maps(head: Head, shown: Mapping[str, Cells], key: str, **look: Any) -> Iterator[Picture]:
+def maps(head: Head, shown: Mapping[str, charts.Cells], key: str, **look: Any) -> Iterator[Picture]:
     """Yield heat maps: those over the finest grid first, at most nine in each chart, of one scale.
 
-    look: what of `HeatMaps` is not as usual.
+    look: what of `charts.HeatMaps` is not as usual.
     """
     most = max(map(len, shown.values()), default=0)
     grids = ([one for one in shown if (len(shown[one]) == most) == fine] for fine in (True, False))
+    size = range(0, len(shown), MANY_PANELS)
+    parts = [part for grid in grids for at in size if (part := grid[at : at + MANY_PANELS])]
     covers = [value for cells in shown.values() for value in cells.values()]
-    parts = [
-        grid[at : at + MANY_PANELS] for grid in grids for at in range(0, len(grid), MANY_PANELS)
-    ]
-    for (name, title, below), part in head.parts(parts, str):
-        cells = {one: shown[one] for one in part}
-        yield name, HeatMaps(title, below, cells, key, covers=covers, **look)
+    for (name, title, below), names in head.parts(parts, str):
+        cells = {one: shown[one] for one in names}
+        yield name, charts.HeatMaps(title, below, cells, key, covers=covers, **look)
 
 
 def _lines(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
@@ -244,7 +226,7 @@ def _lines(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     covers = [point for line in lines for point in line.points]
     ceilings, head = _limit(spec, head, here, rows, [y for _, y in covers])
     axis = spec.get("axis") or SIZES[over]
-    axes = Axes(axis, spec["unit"], spec.get("log", False), covers=covers)
+    axes = charts.Axes(axis, spec["unit"], spec.get("log", False), covers=covers)
     marks = [mark for mark in spec.get("marks", lambda _: ())(rows) if mark.at <= spec["most"]]
     if marks:
         head = head._replace(below=f"{head.below}; grey: where the quartiles let the GPU overtake")
@@ -253,7 +235,7 @@ def _lines(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     rest = range(1, max(len(lines), 2), most - 1)
     parts = [[*lines[:1], *lines[at : at + most - 1]] for at in rest if lines]
     for (name, title, below), part in head.parts(parts, lambda line: line.name):
-        yield name, Lines(title, below, part, axes, ceilings, marks)
+        yield name, charts.Lines(title, below, part, axes, ceilings, marks)
 
 
 def _limit(
@@ -276,14 +258,14 @@ def _limit(
     if any(value > fma for value in values):
         below = f"{head.below}; what is beyond the FMA ceiling runs on tensor cores"
         head = head._replace(below=below)
-    return [Mark(f"measured FMA ceiling, {number(fma)} {spec['unit']}", fma)], head
+    return [Mark(f"measured FMA ceiling, {charts.number(fma)} {spec['unit']}", fma)], head
 
 
 def _bars(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:
     """Yield bars by label, warm and cold side by side; ``sorted`` has the longest first."""
     groups: dict[str, dict[str, float]] = {}
     for row in here.timed():
-        if (value := FIGURES[spec["value"]](row)) is not None:
+        if (value := FIGURES[spec["value"]](row)) > 0:
             label = spec["label"].format(name=row.name, shape=shape_of(row.case), **row.case)
             groups.setdefault(label, {})[row.temperature] = value
     if spec.get("sorted"):
@@ -314,16 +296,11 @@ def _ranges(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]
 
 
 def bar_chart(
-    head: Head,
-    groups: Mapping[str, Mapping[str, float]],
-    unit: str,
-    *,
-    limit: Mark | None = None,
-    ends: Mapping[str, tuple[float, float]] | None = None,
+    head: Head, groups: Groups, unit: str, limit: Mark | None = None, ends: Ends | None = None
 ) -> Iterator[Picture]:
     """Yield a chart of bars in groups; nothing where there are no values."""
     for (name, title, below), _ in head.parts([list(groups)] if groups else [], str):
-        yield name, Bars(title, below, *grouped(groups, unit, ends), limit)
+        yield name, charts.Bars(title, below, *charts.grouped(groups, unit, ends), limit)
 
 
 def shape_of(case: Mapping[str, object]) -> str:
@@ -339,10 +316,5 @@ def shape_of(case: Mapping[str, object]) -> str:
     return f"{left} times {sizes['n']} x {sizes['columns']}" if "columns" in sizes else left
 
 
-KINDS: Mapping[str, Kind] = {
-    "maps": _maps,
-    "lines": _lines,
-    "bars": _bars,
-    "figures": _figures,
-    "ranges": _ranges,
-}
+KINDS: Mapping[str, Kind] = {"maps": _maps, "lines": _lines, "bars": _bars}
+KINDS = {**KINDS, "figures": _figures, "ranges": _ranges}

@@ -30,6 +30,11 @@ class Lane:
     matrix: int = 0
     only: tuple[str, ...] = ()
 
+    @property
+    def operands(self) -> tuple[str, bool, int]:
+        """What lanes of a cell have in common that run over the same operands."""
+        return self.form, self.flip, self.matrix
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

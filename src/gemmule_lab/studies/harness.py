@@ -6,16 +6,21 @@ of them: their budgets, points of a parameter space by name, kernels launched by
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import gemmule as gm
 from gemmule.backends.cpu.threads import thread_count
 from gemmule.backends.cuda import driver, launch_args, starter
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.registry import cuda_rungs
 from gemmule.errors import DeviceError
 from gemmule.timing.clock import Entry, entry_over
 from gemmule.timing.sampler import Budget, sample
@@ -28,8 +33,12 @@ from gemmule_lab.peers import registry
 from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.records.rows import Environment, Facts, times_of
 from gemmule_lab.studies.grid import Cell, Lane, Measured
+from gemmule_lab.studies.records import Value
 
 MIN_BLOCKS, SLOWEST_CALL_S, CEILING_SECONDS = 6, 4.0, 4.0
+COMPILERS = 16  # at a time, at most
+
+T = TypeVar("T")
 
 
 class CellBench:
@@ -49,18 +58,13 @@ class CellBench:
         """Return what became of each lane, by name; ArithmeticError for a wrong result."""
         found: dict[str, Measured] = {}
         entries: list[Entry] = []
-        kept: dict[tuple[str, bool, int], Any] = {}
+        each = {lane.operands: functools.partial(self.sets, cell, lane) for lane in lanes}
+        kept = {operands: unless_refused(made) for operands, made in each.items()}
+        self.compiled_ahead([(lane, kept[lane.operands]) for lane in lanes])
         for lane in lanes:
-            key = (lane.form, lane.flip, lane.matrix)
-            try:
-                if key not in kept:
-                    kept[key] = self.sets(cell, lane)
-                made = kept[key]
-                made = made if isinstance(made, str) else self.bind(cell, lane, made)
-            except DeviceError as error:
-                if error.restart:
-                    raise
-                made = str(error)
+            made = kept[lane.operands]
+            if not isinstance(made, str):
+                made = unless_refused(functools.partial(self.bind, cell, lane, made))
             if isinstance(made, str):
                 found[lane.name] = Measured(note=made)
             else:
@@ -77,6 +81,9 @@ class CellBench:
             found[one.name] = Measured(times, {**figures, **self.more}, params=params)
         return found
 
+    def compiled_ahead(self, lanes: Sequence[tuple[Lane, Any]]) -> None:
+        """Compile what lanes run over their operands, where that is done side by side."""
+
     def sets(self, cell: Cell, lane: Lane) -> Any:
         """Return a lane's operand sets, one when warm, or in words why there are none."""
         cold, order = cell.temperature == "cold", {"column_major": cell.layout == "col"}
@@ -90,25 +97,24 @@ class CellBench:
 
     def bind(self, cell: Cell, lane: Lane, sets: Any) -> Entry | str:
         """Return a lane over its operands, judged once, or why it takes no part."""
-        if lane.rung is None:
-            known = [p for p in registry.all_peers(self.backend) if p.name == lane.peer]
-            if not known:
-                return f"no {'GPU' if self.backend == 'cuda' else 'CPU'} peer is called {lane.peer}"
-            entries, absent = self.bench.theirs(sets, known)
-            return replace(entries[0], name=lane.name) if entries else absent[0].reason
         try:
-            return self.ours(cell, lane, sets)
+            return self.ours(cell, lane, sets) if lane.rung else self.theirs(lane, sets)
         except (ValueError, TypeError) as error:
             return str(error)
         except ArithmeticError as error:
             raise ArithmeticError(f"{lane.name} on {dict(cell.filed)}: {error}") from None
 
+    def theirs(self, lane: Lane, sets: Sets) -> Entry | str:
+        """Return a peer, checked, or why it takes no part; TypeError where ours has no plan."""
+        known = [p for p in registry.all_peers(self.backend) if p.name == lane.peer]
+        if not known:
+            return f"no {'GPU' if self.backend == 'cuda' else 'CPU'} peer is called {lane.peer}"
+        entries, absent = self.bench.theirs(sets, known)
+        return replace(entries[0], name=lane.name) if entries else absent[0].reason
+
     def ours(self, cell: Cell, lane: Lane, sets: Sets) -> Entry:
         """Return one of our rungs, by a preset or parameters, or just some of its kernels."""
-        rung = None if lane.rung == "auto" else lane.rung
-        params = None if rung is None else dict(lane.params)
-        if lane.preset:
-            params = dict(starter.cuda_rung(sets.plan(rung).choice).presets[lane.preset])
+        rung, params = chosen(lane)
         plan = sets.plan(rung, params)
         if lane.only:
             about = Facts(plan.problem, "rung", sets.temperature)
@@ -118,6 +124,26 @@ class CellBench:
         data = {"data": "uniform"} if cell.uniform else {}
         ran = {**plan.params, "rung": plan.rung.name, **data}
         return replace(entry, about=replace(entry.about, params=ran))
+
+
+def chosen(lane: Lane) -> tuple[str | None, dict[str, Value] | None]:
+    """Return the rung of a lane, None for the automatic choice, and its parameters."""
+    if lane.rung in (None, "auto"):
+        return None, None
+    if lane.preset:
+        named = (rung.presets for rung in cuda_rungs() if rung.name == lane.rung)
+        return lane.rung, dict(next(one for one in named if lane.preset in one)[lane.preset])
+    return lane.rung, dict(lane.params)
+
+
+def unless_refused(make: Callable[[], T]) -> T | str:
+    """Return what is made, or why the device refuses; DeviceError where it is lost."""
+    try:
+        return make()
+    except DeviceError as error:
+        if error.restart:
+            raise
+        return str(error)
 
 
 class CpuBench(CellBench):
@@ -151,6 +177,17 @@ class GpuBench(CellBench):
         self.bench: DeviceBench = DeviceBench(ordinal)
         super().__init__(self.bench.device, seconds)
         self.more["datasheet_gbs"] = 1e-9 * driver.device_info(ordinal).datasheet_bytes_per_s
+
+    def compiled_ahead(self, lanes: Sequence[tuple[Lane, Any]]) -> None:
+        """Compile kernels side by side; what fails here fails again on its turn."""
+
+        def plan(lane: Lane, sets: Sets) -> None:
+            with contextlib.suppress(Exception):
+                sets.plan(*chosen(lane))
+
+        with ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1)) as pool:
+            ours = (one for one in lanes if one[0].rung and not isinstance(one[1], str))
+            list(pool.map(plan, *zip(*ours, strict=True)))
 
 
 def _launches(

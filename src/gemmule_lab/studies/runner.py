@@ -5,22 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from gemmule_lab.ceilings.best import TOLERANCE
 from gemmule_lab.records.rows import Environment
 from gemmule_lab.studies import store
-from gemmule_lab.studies.grid import Bench, Case, Measured, Step, Study
+from gemmule_lab.studies.grid import Bench, Case, Measured, Names, Step, Study
 from gemmule_lab.studies.records import Rows, StudyRow, key_of
 
 DURATION = "duration"  # of a run that was not stopped
-
-
-class Todo(NamedTuple):
-    """A step and the names of its rows that are not on file."""
-
-    step: Step
-    names: tuple[str, ...]
+Todo = tuple[Step, Names]  # and the names of its rows that are not on file
 
 
 def todo(
@@ -32,7 +25,7 @@ def todo(
         keys = {name: key_in(step, bench.backend, bench.device, name) for name in step.names}
         lacking = tuple(name for name, key in keys.items() if key not in known)
         if lacking and (not only or step.experiment in only):
-            found.append(Todo(step, lacking))
+            found.append((step, lacking))
     return found
 
 
@@ -62,8 +55,8 @@ def run(
         return store.read(path, study.number)
     here, start = environment(), time.monotonic()
     store.append(path, [here])
-    for one in progress(steps):
-        store.append(path, list(_rows(study.number, bench, here, one)))
+    for step, names in progress(steps):
+        store.append(path, list(_rows(study.number, bench, here, step, names)))
     case: Case = {"full": full, "steps": len(steps), "experiments": ", ".join(sorted(only))}
     where = (study.number, DURATION, here.id, bench.device, bench.backend, case)
     took = {"seconds": time.monotonic() - start}
@@ -75,12 +68,14 @@ def run(
     return rows
 
 
-def _rows(number: str, bench: Bench, environment: Environment, one: Todo) -> Iterator[StudyRow]:
-    step, measured = one.step, one.step.measured(bench, one.names)
+def _rows(
+    number: str, bench: Bench, environment: Environment, step: Step, names: Names
+) -> Iterator[StudyRow]:
+    measured = step.measured(bench, names)
     peers = [lane.name for lane in getattr(step, "lanes", ()) if lane.rung is None]
     case = dict(step.filed)
     where = (number, step.experiment, environment.id, bench.device, bench.backend, case)
-    for name in one.names:
+    for name in names:
         kind = "task" if step.temperature == "once" else "peer" if name in peers else "rung"
         found = measured.get(name, Measured(note="it gave no figure"))
         what = (found.params, found.times_us, found.figures, found.note)

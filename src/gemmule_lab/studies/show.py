@@ -7,7 +7,7 @@ import collections
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ MOST_NAMED = 6
 FIELDS = ("seed", "experiment", "device", "backend", "name", "kind", "temperature")
 TIMES = ("median", "q1", "q3", "min", "n")
 UNKNOWN, LACKS = "?", "no rows of it on record"
+Cells = tuple[str, ...]
 
 
 def findings(number: str, rows: Rows) -> dict[str, Finding]:
@@ -66,22 +67,24 @@ def comparison_table(number: str, rows: Rows) -> TableData:
     return without_empty_columns(TableData(title, header, body, numeric))
 
 
+def _claims(number: str, what: str, header: Sequence[str], body: Iterable[Cells]) -> TableData:
+    """Return a table of words, whose first column is what the document says."""
+    header = ("the document says", *header)
+    title = f"Document {number}: {what}"
+    return TableData(title, header, tuple(body), (False,) * len(header))
+
+
 def verdict_table(number: str, rows: Rows) -> TableData:
     """Return each claim with its verdict, our figure and why it is so."""
     found = findings(number, rows)
-    body = tuple(
-        (claim.text, found[claim.id].outcome, found[claim.id].figure, found[claim.id].cause)
-        for claim in studies.load(number).claims
-    )
-    header = ("the document says", "verdict", "our figure", "why")
-    return TableData(f"Document {number}: claims", header, body, (False,) * 4)
+    told = ((one.text, *found[one.id][:3]) for one in studies.load(number).claims)
+    return _claims(number, "claims", ("verdict", "our figure", "why"), told)
 
 
 def rule_table(number: str) -> TableData:
     """Return how each claim is decided."""
-    body = tuple((claim.text, claim.rule) for claim in studies.load(number).claims)
-    title = f"Document {number}: how claims are decided"
-    return TableData(title, ("the document says", "the verdict"), body, (False,) * 2)
+    told = ((claim.text, claim.rule) for claim in studies.load(number).claims)
+    return _claims(number, "how claims are decided", ("the verdict",), told)
 
 
 def device_of(rows: Rows) -> str:
@@ -94,18 +97,15 @@ def device_verdicts(number: str, by_device: Mapping[str, Rows]) -> TableData:
 
     A device whose file lacks a claim's rows could still have it.
     """
-    found = {device: findings(number, rows) for device, rows in by_device.items()}
+    found = [findings(number, rows) for rows in by_device.values()]
 
     def told(one: Finding) -> str:
         return LACKS if one.outcome == NOT_MEASURABLE else f"{one.outcome}: {one.figure}"
 
-    lines = (
-        (claim.text, *(told(one[claim.id]) for one in found.values()))
-        for claim in studies.load(number).claims
-    )
-    body = tuple(line for line in lines if {*line[1:]} != {LACKS})
-    header = ("the document says", *found)
-    return TableData(f"Document {number}: claims by device", header, body, (False,) * len(header))
+    claims = studies.load(number).claims
+    lines = ((claim.text, *(told(one[claim.id]) for one in found)) for claim in claims)
+    some = (line for line in lines if {*line[1:]} != {LACKS})
+    return _claims(number, "claims by device", tuple(by_device), some)
 
 
 def _device_ratios(by_device: Mapping[str, Rows]) -> dict[tuple[str, ...], list[list[float]]]:
@@ -113,13 +113,10 @@ def _device_ratios(by_device: Mapping[str, Rows]) -> dict[tuple[str, ...], list[
 
     For each case that both have, by back end, experiment, temperature and name.
     """
-    ours = next(iter(by_device.values()))
-    asked = ("backend", "experiment", "temperature", "name")
+    asked, every = ("backend", "experiment", "temperature", "name"), list(by_device.values())
     found = {}
-    for key in dict.fromkeys(tuple(getattr(row, one) for one in asked) for row in ours.timed()):
-        here, *rest = (
-            rows.where(**dict(zip(asked, key, strict=True))).us() for rows in by_device.values()
-        )
+    for key in dict.fromkeys(tuple(getattr(row, one) for one in asked) for row in every[0].timed()):
+        here, *rest = (rows.where(**dict(zip(asked, key, strict=True))).us() for rows in every)
         found[key] = [
             [there[case] / us for case, us in here.items() if case in there] for there in rest
         ]
@@ -151,11 +148,10 @@ def device_chart(number: str, by_device: Mapping[str, Rows]) -> tuple[str, Chart
         for index, ratios in enumerate(each):
             if backend == "cuda" and ratios:
                 found.setdefault((name, index), []).extend(ratios)
+    means = {key: (geomean(ratios), len(ratios)) for key, ratios in found.items()}
     bars = [
-        Bar(
-            name, (geomean(r),), f"{geomean(r):.2f}, {len(r)} cases, against {others[index]}", index
-        )
-        for (name, index), r in found.items()
+        Bar(name, (mean,), f"{mean:.2f}, {count} cases, against {others[index]}", index)
+        for (name, index), (mean, count) in means.items()
     ]
     if not bars:
         return None
@@ -169,31 +165,27 @@ def device_chart(number: str, by_device: Mapping[str, Rows]) -> tuple[str, Chart
 def times_table(number: str, rows: Rows, backend: str) -> TableData:
     """Return every timed row of a back end: what was measured, in microseconds."""
     header = ("experiment", "case", "implementation", "temperature", "us", "q1 to q3", "note")
-    body = []
+    numeric, body = tuple(name in ("us", "q1 to q3") for name in header), []
     for row in rows.where(backend=backend):
-        times = row.times_us
-        words = ["", ""]
-        if times is not None:
-            words = [significant(times.median), f"{significant(times.q1)} to "]
-            words[1] += significant(times.q3)
+        ends = ("median", "q1", "q3")
+        us = [significant(getattr(row.times_us, end)) for end in ends if row.times_us is not None]
         case = ", ".join(f"{k}={v}" for k, v in row.case.items())
         note = row.note or ", ".join(f"{k} {significant(v)}" for k, v in row.figures.items() if v)
-        body.append((row.experiment, case, row.name, row.temperature, *words, note))
-    numeric = (False, False, False, False, True, True, False)
+        words = ("".join(us[:1]), " to ".join(us[1:]), note)
+        body.append((row.experiment, case, row.name, row.temperature, *words))
     return TableData(f"Document {number}: measured on {backend}", header, tuple(body), numeric)
 
 
 def absences(rows: Rows) -> str:
     """Return in one line who was not timed, on how many cases, and why; empty if all were."""
     by_reason: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if row.note and not row.measured:
-            by_reason.setdefault((row.backend, reason(row.note)), []).append(row.name)
+    for row in (row for row in rows if row.note and not row.measured):
+        by_reason.setdefault((row.backend, reason(row.note)), []).append(row.name)
     parts = []
     for (backend, why), names in by_reason.items():
         distinct = list(dict.fromkeys(names))
-        title = ", ".join(distinct[:MOST_NAMED])
-        title += f" and {len(distinct) - MOST_NAMED} more" if len(distinct) > MOST_NAMED else ""
+        title, more = ", ".join(distinct[:MOST_NAMED]), len(distinct) - MOST_NAMED
+        title += f" and {more} more" if more > 0 else ""
         parts.append(f"on {backend} {title} ({len(names)} rows: {why})")
     return "; ".join(parts)
 
@@ -278,10 +270,9 @@ def section(path: Path, number: str) -> Section:
     rows = of_last_devices(store.read(path, number))
     if not rows:
         raise ValueError(f"{path} holds no rows; `gemmule study {number}` writes some.")
-    pictures = tuple(
-        (name, f"data:image/svg+xml;base64,{base64.b64encode(draw(chart).encode()).decode()}")
-        for name, chart in charted.pictures(studies.load(number), rows)
-    )
+    drawn = ((name, draw(one)) for name, one in charted.pictures(studies.load(number), rows))
+    base = "data:image/svg+xml;base64,"
+    pictures = tuple((k, base + base64.b64encode(svg.encode()).decode()) for k, svg in drawn)
     tables = [verdict_table(number, rows), rule_table(number), comparison_table(number, rows)]
     tables += [times_table(number, rows, backend) for backend in BACKENDS]
     filled = tuple(table for table in tables if table.rows)

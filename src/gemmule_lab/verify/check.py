@@ -19,12 +19,14 @@ from gemmule.core.problem import FLOAT4_DTYPE, Problem
 from gemmule.core.rung import Arithmetic
 from gemmule.oracle import judge as oracle
 from gemmule.oracle.inputs import Case, Inputs
-from gemmule.oracle.truth import reference
+from gemmule.oracle.truth import Truth, reference
 
 if TYPE_CHECKING:
     from gemmule_lab.files.multiply import Job
 
 Array: TypeAlias = NDArray[Any]
+
+Truths: TypeAlias = dict[tuple[Problem, int], Truth]
 
 SCRATCH_BYTES = 32 << 20
 """Truth takes three float64 copies of a block of the matrix; the block is cut to this."""
@@ -54,11 +56,14 @@ class Rounding:
         return cls(replace(arithmetic, chain=lambda problem, params: chain), dict(choice.params))
 
 
-def judge(op: str, left: Any, right: Any, out: Array, rounding: Rounding) -> oracle.Verdict:
+def judge(
+    op: str, left: Any, right: Any, out: Array, rounding: Rounding, known: Truths | None = None
+) -> oracle.Verdict:
     """Return the worst verdict over a result of ``op`` on host operands of up to two dimensions.
 
     left, right: as given to the public function, NumPy arrays or one QuantizedMatrix. The ratio of
-    the verdict is the largest error over its bound; its index is that of the result.
+    the verdict is the largest error over its bound; its index is that of the result. known: what
+    was found of these very operands before, which is taken and added to.
     """
     a, b, result = _canonical(op, left, right, out)
     worst: oracle.Verdict | None = None
@@ -67,7 +72,7 @@ def judge(op: str, left: Any, right: Any, out: Array, rounding: Rounding) -> ora
         piece = np.ascontiguousarray(result if rows is None else result[rows])
         problem = _problem(part, b, piece)
         inputs = UserOperands(Case(problem, _kind(problem)), part, b, piece, math.inf, (), ())
-        truth = reference(problem, part, b)
+        truth = _truth(problem, part, b, rounding, known, 0 if rows is None else rows.start)
         verdict = oracle.judge(problem, rounding.arithmetic, rounding.params, inputs, piece, truth)
         if rows is not None and verdict.worst_index:
             index = (verdict.worst_index[0] + rows.start, *verdict.worst_index[1:])
@@ -75,6 +80,26 @@ def judge(op: str, left: Any, right: Any, out: Array, rounding: Rounding) -> ora
         if worst is None or (verdict.ok, -verdict.ratio) < (worst.ok, -worst.ratio):
             worst = verdict
     return worst or oracle.Verdict(True, 0.0, (), "no elements", "bound")
+
+
+def _truth(
+    problem: Problem, part: Any, b: Array, rounding: Rounding, known: Truths | None, start: int
+) -> Truth:
+    """Return the right result of A's rows from `start` on, computed once for all that is known.
+
+    Sizes of the operands are as large as these, and asked for by those alone that round them first:
+    they are not kept, nor are results that would take more than the scratch.
+    """
+    rounds = rounding.arithmetic.inputs or rounding.arithmetic.activations_bits
+    if known is None or rounds:
+        return reference(problem, part, b)
+    if (problem, start) not in known:
+        truth = reference(problem, part, b)
+        if truth.sizes is None or truth.values.nbytes > SCRATCH_BYTES:
+            return truth
+        nothing = np.zeros((1, 1))
+        known[problem, start] = replace(truth, sizes=replace(truth.sizes, a=nothing, b=nothing))
+    return known[problem, start]
 
 
 def result_shape(op: str, left: Any, right: Any) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from gemmule_lab.peers.gpu_float import unprepared
 from gemmule_lab.peers.peer import Peer
 from gemmule_lab.records.rows import Environment, Facts, Row, Speedup, Times
 from gemmule_lab.report.tables import in_words
+from gemmule_lab.verify import check
 
 pytestmark = pytest.mark.usefixtures("quick_bench")
 ENVIRONMENT = Environment("cpu", "cpu", "cpu", (), "Linux", "3", {}, None, 1, {}, {})
@@ -168,3 +169,23 @@ def test_the_suite_of_several_processes_wants_torchrun(
     setting(RANK=None)
     assert run(["bench", "--suite", "distributed"]) == 2
     assert "start it as torchrun" in capsys.readouterr().err
+
+
+def test_the_truth_of_operands_is_computed_once_for_all_rungs_that_are_judged_on_them() -> None:
+    bench = HostBench(seconds=0.01)
+    sets = bench.sets(Product("matvec", "float32", (40, 30)), warm=True)
+    assert not sets.truths
+    bench.ours(sets, "scalar_loop")
+    (kept,) = sets.truths.values()
+    assert bench.ours(sets, "threads").about.error_ratio <= 1.0
+    assert [*sets.truths.values()] == [kept]
+    one = sets.items[0]
+    rounding = check.Rounding.of(sets.plan("threads"))
+    right = one.a @ one.b
+    assert check.judge("matvec", one.a, one.b, right, rounding, sets.truths).ok
+    right[7] += 1e-2
+    wrong = check.judge("matvec", one.a, one.b, right, rounding, sets.truths)
+    assert (wrong.ok, wrong.worst_index) == (False, (7,))
+    kept.values[3] += 1.0  # which shows that it is what later rungs are held against
+    with pytest.raises(ArithmeticError):
+        bench.ours(sets, "threads")

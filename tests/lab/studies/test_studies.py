@@ -799,6 +799,21 @@ def test_a_full_device_ends_one_lane_and_a_lost_one_the_study() -> None:
         bench.measure(cell, (Lane("lost", "r"),))
 
 
+def test_a_peer_beside_which_nothing_of_ours_is_proved_takes_no_part() -> None:
+    class Unproved(Faulty):
+        def bind(self, cell: Cell, lane: Lane, sets: list[int]) -> Entry | str:
+            return CellBench.bind(self, cell, lane, sets)
+
+    def theirs(sets: list[int], peers: list[object]) -> None:
+        raise TypeError("no proved rung computes this")
+
+    bench = Unproved(FakeClock({}))
+    bench.bench.theirs = theirs
+    lanes = (Lane("torch", None, peer="torch"),)
+    found = bench.measure(Cell("test", "matvec", 8, 8, lanes, "warm"), lanes)
+    assert found["torch"].note == "no proved rung computes this"
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 def test_tables_and_plots_of_a_whole_grid(number: str, tmp_path: Path) -> None:
     study, rows = studies.load(number), []

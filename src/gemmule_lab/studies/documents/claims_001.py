@@ -42,16 +42,14 @@ def crossing(rows: Rows, cpu: str, gpu: str) -> Mark | None:
 
     Its ends come from the quartiles of both times; its words are ``47 (45 to 52)``.
     """
-    left, right = (
-        {int(r.case["n"]): r.times_us for r in totals_of(rows).where(name=name) if r.times_us}
-        for name in (cpu, gpu)
-    )
-    times = [(n, left[n], right[n]) for n in sorted(set(left) & set(right))]
-    middle = last_crossing({n: a.median / b.median for n, a, b in times})
+    here = totals_of(rows)
+    left, right = ({int(r.case["n"]): r.times_us for r in here.where(name=x)} for x in (cpu, gpu))
+    both = [(n, left[n], right[n]) for n in sorted(set(left) & set(right))]
+    middle = last_crossing({n: a.median / b.median for n, a, b in both if a and b})
     if middle is None:
         return None
-    low = last_crossing({n: a.q3 / b.q1 for n, a, b in times}) or middle
-    high = last_crossing({n: a.q1 / b.q3 for n, a, b in times}) or math.inf
+    low = last_crossing({n: a.q3 / b.q1 for n, a, b in both if a and b}) or middle
+    high = last_crossing({n: a.q1 / b.q3 for n, a, b in both if a and b}) or math.inf
     return Mark(f"{middle:.0f} ({low:.0f} to {high:.0f})", middle, low, high)
 
 
@@ -62,9 +60,9 @@ def last_crossing(ratios: Mapping[int, float]) -> float | None:
     20.0
     """
     sizes = sorted(ratios)
-    if not sizes or ratios[sizes[-1]] <= 1:
-        return None
     below = [n for n in sizes if ratios[n] <= 1]
+    if not sizes or below[-1:] == sizes[-1:]:
+        return None
     if not below:
         return float(sizes[0])
     n, after = below[-1], sizes[sizes.index(below[-1]) + 1]
@@ -112,9 +110,9 @@ def _exponential(rows: Rows) -> Judged:
     words, holds, last = [], [], 0.0
     for name in (ways.EIGEN, ways.CUBLAS):
         times = {n: us for n, us in by_size(rows, name).items() if n >= 1000}
-        n, t = np.array(sorted(times)), np.log([times[n] for n in sorted(times)])
-        needed(n[2:].tolist(), rules.NO_PAIR)
-        left = [float(np.polyfit(x, t, 1, full=True)[1][0]) for x in (np.log(n), n)]
+        needed([*times][2:], rules.NO_PAIR)
+        n, t = (np.array([*values], float) for values in (times, times.values()))
+        left = [float(np.polyfit(x, np.log(t), 1, full=True)[1][0]) for x in (np.log(n), n)]
         last = exponent(times)
         holds.append(left[1] < left[0])
         words.append(f"{name} grows as n^{last:.2f} ({left[0] / left[1]:.2f})")
@@ -185,9 +183,9 @@ def _computing(rows: Rows) -> Judged:
 @CLAIMS.rule("banks")
 def _bank_conflicts(rows: Rows) -> Judged:
     """Count the words that a warp wants of one bank at once, by address and by the profiler."""
-    loads, stores = _counters(rows, "bank conflicts, loads", "bank conflicts, stores")
-    passes = ("shared load wavefronts", "shared store wavefronts")
-    load_passes, store_passes = _counters(rows, *passes)
+    counts = (f"bank conflicts, {what}" for what in ("loads", "stores"))
+    passes = (f"shared {what} wavefronts" for what in ("load", "store"))
+    loads, stores, load_passes, store_passes = _counters(rows, *counts, *passes)
     asked = ([32 * 5 + lane for lane in range(32)], [32 * 5 + 7] * 32, [*range(32)])
     banks = [len({w for w in words if w % 32 == bank}) for words in asked for bank in range(32)]
     words = (
@@ -244,10 +242,8 @@ def _dominant(rows: Rows, n: int, part: str) -> Judged:
         making = first["context us"] + first["first cudaMalloc us"]
         rest = first["load us"] + first["first launch us"]
         holds = holds or making > rest
-        words = (
-            f"context and cudaMalloc {making:,.0f} us, load and launch {rest:,.0f}; later: {words}"
-        )
-        words = f"first call: {words}"
+        told = f"context and cudaMalloc {making:,.0f} us, load and launch {rest:,.0f}"
+        words = f"first call: {told}; later: {words}"
     return Judged(holds, f"n = {n}: {words}", timed[part])
 
 

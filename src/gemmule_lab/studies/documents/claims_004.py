@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -48,22 +49,19 @@ def above_a_megabyte(rows: Rows, temperature: str) -> Rows:
 @CLAIMS.rule("above-1-mb")
 def _above_1_mb(rows: Rows) -> Judged:
     """Judge block & multiply, and tell in how many cases each algorithm wins, and by how much."""
-    words, found = [], dict[str, list[float]]()
-    for algorithm in ALGORITHMS:
-        at, best = list[float](), 0
-        for kept in ("warm", "cold"):
-            here = above_a_megabyte(rows, kept)
-            each = {w: here.faster(f"{algorithm} {w}", NAIVE[algorithm]) for w in WIDTHS}
-            at += each[ITS_WIDTH].values()
-            best += sum(
-                max(o.get(case, 0.0) for o in each.values()) > 1 for case in each[ITS_WIDTH]
-            )
-        if at:
-            found[algorithm] = at
-            words.append(
-                f"{algorithm} in {sum(r > 1 for r in at)} of {len(at)} cases ({best} at its best "
-                f"width), {geomean(at):.2f} times ({min(at):.2f} to {max(at):.2f})"
-            )
+    words, found, best = [], dict[str, list[float]](), dict[str, list[float]]()
+    for algorithm, kept in itertools.product(ALGORITHMS, ("warm", "cold")):
+        here = above_a_megabyte(rows, kept)
+        each = [here.faster(f"{algorithm} {width}", NAIVE[algorithm]) for width in WIDTHS]
+        for case, ratio in each[WIDTHS.index(ITS_WIDTH)].items():
+            found.setdefault(algorithm, []).append(ratio)
+            best.setdefault(algorithm, []).append(max(one.get(case, 0.0) for one in each))
+    for algorithm, at in found.items():
+        won, most = (sum(r > 1 for r in one[algorithm]) for one in (found, best))
+        words.append(
+            f"{algorithm} in {won} of {len(at)} cases ({most} at its best width), "
+            f"{geomean(at):.2f} times ({min(at):.2f} to {max(at):.2f})"
+        )
     first = needed(found.get(ALGORITHMS[0]))
     return Judged(min(first) > 1, "; ".join(words), geomean(first))
 

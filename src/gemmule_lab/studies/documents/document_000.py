@@ -96,12 +96,11 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
         read = rows.ceiling("read", backend)
         for name in square.names():
             line = [f"{name}, {backend}, {size}"]
-            for kept in shared.BOTH:
+            for kept, ceiling in (("warm", None), ("cold", read)):
                 here = square.where(temperature=kept)
                 gbs, sheet = (here.where(name=name).figure(f) for f in ("gbs", "datasheet_gbs"))
-                of_read = share(gbs, read if kept == "cold" else None)
                 ratios = [f"{ratio:.2f}" for ratio in here.faster(name, BASIC).values()] or [""]
-                line += [text(gbs, ".0f"), share(gbs, sheet), of_read, *ratios]
+                line += [text(gbs, ".0f"), share(gbs, sheet), share(gbs, ceiling), *ratios]
             yield tuple(line)
 
 

@@ -139,12 +139,12 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
 
 def _overtaken(rows: Rows) -> list[Mark]:
     """Return the sizes from which a GPU pays, with what the quartiles leave open."""
-    found = []
-    for cpu, gpu in ((ways.EIGEN, ways.CUBLAS), (ways.CPU_LOOP, ways.SHARED)):
-        if (at := said.crossing(rows, cpu, gpu)) is not None:
-            words = f"{gpu} overtakes {cpu} at n = {at.label}"
-            found.append(replace(at, label=words, high=min(at.high, 1e6)))
-    return found
+    ours = ((ways.EIGEN, ways.CUBLAS), (ways.CPU_LOOP, ways.SHARED))
+    at = {f"{gpu} overtakes {cpu}": said.crossing(rows, cpu, gpu) for cpu, gpu in ours}
+    found = ((words, one) for words, one in at.items() if one is not None)
+    return [
+        replace(one, label=f"{w} at n = {one.label}", high=min(one.high, 1e6)) for w, one in found
+    ]
 
 
 def _parts(spec: Spec, head: Head, here: Rows, rows: Rows) -> Iterator[Picture]:

@@ -59,8 +59,7 @@ def gpu_lanes(n: int) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     and codes read in between leave the L2 of an H200 in a state that 33 MB of halves do not get out
     of: the same kernel took 6.6 to 10.4 us, without them 6.5.
     """
-    table = PRINTED["RTX 3090"]["launch"]
-    p, rows, *_ = table[SIZES.index(n)]
+    p, rows, *_ = PRINTED["RTX 3090"]["launch"][SIZES.index(n)]
     tuned = f"h200_{n}"  # of the rung that has it: one for a warp a row or less, or for several
     rung = min(rung.name for rung in cuda_rungs() if tuned in rung.presets)
     narrow = {"p": min(p, CODE_THREADS), "rows": min(rows, CODE_ROWS)}
@@ -98,29 +97,27 @@ def sweep_lanes() -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
     it in all, and x in shared memory. Halves and codes apart, as in `gpu_lanes`.
     """
     halves = [
-        Lane(f"fp16 {p} x {r} x {v}", "two_step", {"p": p, "rows": r, "values": v})
+        (f"fp16 {p} x {r} x {v}", "two_step", {"p": p, "rows": r, "values": v})
         for p, r, v in itertools.product((32, *WIDTHS, 256), (1, 4), VALUES)
         if p * r <= 512 or (p * r <= 1024 and v < 32)
     ]
     halves += [
-        Lane(name, "y_blocks", {"y": y, "p": p // y, "rows": 1, "values": v})
+        (name, "y_blocks", {"y": y, "p": p // y, "rows": 1, "values": v})
         for (name, _), (p, v, y) in zip(Y_PAIRS, SECTIONS, strict=True)
     ]
     halves += [
-        Lane(name, "vector_shared_x", {"p": p, "rows": 4, "values": v, "tile": 4096})
+        (name, "vector_shared_x", {"p": p, "rows": 4, "values": v, "tile": 4096})
         for (name, _), (p, v) in zip(X_PAIRS, SHARED, strict=True)
     ]
     codes = [
-        Lane(
-            f"{form} {p} x {r} x {v}",
-            f"{form}_codes",
-            {"p": p, "rows": r, "values": v},
-            form=f"{form} codes",
-        )
+        (form, f"{p} x {r} x {v}", {"p": p, "rows": r, "values": v})
         for form, widths in (("int8", (8, 16)), ("int4", (16, 32)))
         for p, r, v in itertools.product((32, 128), (1, 4), widths)
     ]
-    return tuple(replace(lane, form="float16") for lane in halves), tuple(codes)
+    return tuple(Lane(*one, form="float16") for one in halves), tuple(
+        Lane(f"{form} {at}", f"{form}_codes", params, form=f"{form} codes")
+        for form, at, params in codes
+    )
 
 
 CPU_LANES = (
@@ -135,14 +132,13 @@ CPU_LANES = (
 
 def steps(backend: str, full: bool) -> Iterable[Step]:
     """Return the grid: the document's sizes, warm and cold; on a CPU the first four unless full."""
-    sizes = SIZES if backend == "cuda" or full else CPU_SIZES
-    for n in sizes:
-        parts = gpu_lanes(n) if backend == "cuda" else (CPU_LANES,)
-        for temperature, lanes in itertools.product(("warm", "cold"), parts):
-            yield Cell(EXPERIMENT, "matvec", n, n, lanes, temperature, case={"n": n})
-    for n in sizes if backend == "cuda" else ():
-        for temperature, lanes in itertools.product(("warm", "cold"), sweep_lanes()):
-            yield Cell(SWEEP, "matvec", n, n, lanes, temperature, case={"n": n})
+    gpu, kept = backend == "cuda", ("warm", "cold")
+    sizes = SIZES if gpu or full else CPU_SIZES
+    grids = [(EXPERIMENT, n, gpu_lanes(n) if gpu else (CPU_LANES,)) for n in sizes]
+    grids += [(SWEEP, n, sweep_lanes()) for n in sizes if gpu]
+    for experiment, n, parts in grids:
+        for temperature, lanes in itertools.product(kept, parts):
+            yield Cell(experiment, "matvec", n, n, lanes, temperature, case={"n": n})
 
 
 def formula_gbs(n: int, bits: int, ns: float) -> float:
@@ -158,18 +154,16 @@ def formula_gbs(n: int, bits: int, ns: float) -> float:
 @CLAIMS.rule("int4-over-fp16", "int4")
 def _codes_over_halves(rows: Rows, form: str) -> Judged:
     """Judge the headline by what is chosen for the device, codes beside halves, cold."""
-    ratios: dict[str, float] = {}
+    cold, ratios = rows.where(backend="cuda", temperature="cold"), dict[str, float]()
     for experiment, ours, half in (
         (CHOSEN, f"{form}, chosen", "fp16, chosen"),
         (EXPERIMENT, f"{form}, gemmule's choice", "gemmule's choice"),
     ):
-        here = rows.where(experiment, backend="cuda", temperature="cold")
-        here = Rows(row for row in here if int(row.case["n"]) >= LARGE)
+        here = Rows(row for row in cold.where(experiment) if int(row.case["n"]) >= LARGE)
         ratios = ratios or here.faster(ours, half)
     every = list(needed(ratios).values())
     words = f"{rules.spread(every)} times as fast as halves; {every[-1]:.2f} at the largest"
-    last = rows.where(backend="cuda", temperature="cold", n=SIZES[-1])
-    best, plain = (_row(last, f"{one}, {SWEPT}") for one in (form, "fp16"))
+    best, plain = (_row(cold.where(n=SIZES[-1]), f"{one}, {SWEPT}") for one in (form, "fp16"))
     if best and plain:
         words += f", {plain.us / best.us:.2f} by its own kernels, each at the best of the sweep"
     return Judged(min(every) > 1, words, every[-1])
@@ -180,24 +174,21 @@ def _codes_over_halves(rows: Rows, form: str) -> Judged:
 @CLAIMS.rule("fp16-tuned-over-torch", TUNED, FASTER, ("warm", "cold"))
 def _over_torch(rows: Rows, ours: str, bar: float, kept: tuple[str, ...]) -> Judged:
     """Judge a kernel beside torch at every size; say where it falls short, and why."""
-    ratios, short = [], []
-    read = rows.ceiling("read", "cuda")
+    ratios, short, read = [], [], rows.ceiling("read", "cuda")
     for temperature, n in itertools.product(kept, SIZES):
         here = rows.where(backend="cuda", temperature=temperature, n=n)
         named = here.where(EXPERIMENT)
         times = [us for name in (ours, "torch") for us in named.where(name=name).us().values()]
         if len(times) < 2:
             continue
-        if ours == TUNED:
-            swept = here.where(SWEEP).timed()
-            times[0] = min([times[0], *(r.us for r in swept if r.params.get("rung") == "two_step")])
+        if ours == TUNED and (swept := _row(here, f"fp16, {SWEPT}")):
+            times[0] = min(times[0], swept.us)
         ratios.append(times[1] / times[0])
         if ratios[-1] <= bar:
-            words = f"{ratios[-1]:.3f} at {n}, {temperature}"
-            if read is not None:
-                shares = [formula_gbs(n, 16, us * 1e3) / read for us in times]
-                words += f" (ours at {shares[0]:.2f}, torch at {shares[1]:.2f} of the read ceiling)"
-            short.append(words)
+            short.append(f"{ratios[-1]:.3f} at {n}, {temperature}")
+        if ratios[-1] <= bar and read is not None:
+            shares = [formula_gbs(n, 16, us * 1e3) / read for us in times]
+            short[-1] += " (ours at {:.2f}, torch at {:.2f} of the read ceiling)".format(*shares)
     words = f"{rules.spread(needed(ratios))} times as fast as torch"
     words += f"; less: {'; '.join(short)}" if short else ""
     return Judged(not short, words, geomean(ratios))
@@ -212,54 +203,47 @@ def _alternative(
 
     Where that was not run, at the parameters that both have in the main experiment.
     """
-    swept, words, means = rows.where(SWEEP, backend="cuda", temperature="warm"), [], []
-    named = swept, rows.where(EXPERIMENT, backend="cuda", temperature="warm")
-    for here, pairs, what in zip(
-        named, (alike, [once]), ("as many threads of a row", "128 threads"), strict=True
+    warm, words, means = rows.where(backend="cuda", temperature="warm"), [], []
+    for experiment, pairs, what in (
+        (SWEEP, alike, "as many threads of a row"),
+        (EXPERIMENT, [once], "128 threads"),
     ):
-        ratios = [r for ours, plain in pairs for r in here.faster(plain, ours).values()]
-        if ratios:
+        here = warm.where(experiment)
+        if ratios := [r for ours, plain in pairs for r in here.faster(plain, ours).values()]:
             means.append(geomean(ratios))
             words.append(f"{what} {rules.spread(ratios)}")
-    best = [_best(swept, {pair[at] for pair in alike}) for at in (0, 1)]
-    both = [best[0][n] / best[1][n] for n in best[0] if n in best[1]]
-    words += [f"the best of each {rules.spread(both)}"] if both else []
-    mean = needed(means)[0]
-    return Judged(
-        low < mean <= high, f"times the time of one block a row: {'; '.join(words)}", mean
-    )
+    best = [_best(warm.where(SWEEP), {pair[at] for pair in alike}) for at in (0, 1)]
+    if both := [best[0][n] / best[1][n] for n in best[0] if n in best[1]]:
+        words.append(f"the best of each {rules.spread(both)}")
+    told, mean = f"times the time of one block a row: {'; '.join(words)}", needed(means)[0]
+    return Judged(low < mean <= high, told, mean)
 
 
 def _best(rows: Rows, names: Collection[str]) -> dict[str, float]:
     """Return the least time of some kernels, case by case."""
     found: dict[str, float] = {}
-    for name in names:
-        for case, us in rows.where(name=name).us().items():
-            found[case] = min(us, found.get(case, us))
+    for case, us in (item for name in names for item in rows.where(name=name).us().items()):
+        found[case] = min(us, found.get(case, us))
     return found
 
 
 def deviations() -> list[tuple[str, str, int, float, float]]:
     """Return device, column, n, printed and recomputed GB/s where they differ by over 1 %."""
-    found = []
-    for device, data in PRINTED.items():
-        for column, printed in data["gbs"].items():
-            times = data["runtime_ns"][column]
-            for n, gbs, ns in zip(SIZES, printed, times, strict=True):
-                again = formula_gbs(n, BITS[column], ns)
-                if abs(gbs / again - 1) > DIFFERS:
-                    found.append((device, column, n, gbs, again))
-    return found
+    return [
+        (device, column, n, gbs, again)
+        for device, data in PRINTED.items()
+        for column, printed in data["gbs"].items()
+        for n, gbs, ns in zip(SIZES, printed, data["runtime_ns"][column], strict=True)
+        if abs(gbs / (again := formula_gbs(n, BITS[column], ns)) - 1) > DIFFERS
+    ]
 
 
 @CLAIMS.rule("printed-bandwidths")
 def _printed_bandwidths(rows: Rows) -> Judged:
     wrong = deviations()
-    words = "; ".join(
-        f"{device} {column} {n}: {gbs:.2f} printed, {again:.2f} by formula"
-        for device, column, n, gbs, again in wrong
-    )
-    return Judged(not wrong, f"{len(wrong)} of 36 differ by more than 1 %: {words}", len(wrong))
+    told = ["{} {} {}: {:.2f} printed, {:.2f} by formula".format(*one) for one in wrong]
+    words = f"{len(wrong)} of 36 differ by more than 1 %: {'; '.join(told)}"
+    return Judged(not wrong, words, len(wrong))
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
@@ -279,13 +263,13 @@ def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
 
 def _row(here: Rows, name: str) -> StudyRow | None:
     """Return our row at one size and temperature; of a sweep the fastest of a plain kernel."""
-    main, chosen = (here.where(one, name=name).timed() for one in (EXPERIMENT, CHOSEN))
-    some: Iterable[StudyRow] = main or chosen
     form, _, what = name.partition(", ")
+    rung = "two_step" if form == "fp16" else f"{form}_codes"
     if what == SWEPT:
-        rung = {"fp16": "two_step"}.get(form, f"{form}_codes")
         some = [row for row in here.where(SWEEP).timed() if row.params.get("rung") == rung]
-    return min(some, key=lambda row: row.us, default=None)
+        return min(some, key=lambda row: row.us, default=None)
+    named = here.where(name=name).timed()
+    return next(iter(named.where(EXPERIMENT) or named.where(CHOSEN)), None)
 
 
 def _cells(us: float, n: int, bits: int, peak: float | None, torch: float | None) -> list[str]:
@@ -336,13 +320,7 @@ _TIME = {"each": ("warm", "cold"), "over": "n", "value": "us", "unit": "us", "lo
 _GBS = {"each": ("warm", "cold"), "over": "n", "value": "gbs", "unit": "GB/s", "limit": "read"}
 _WHAT = "Matrix times vector in halves and codes"
 _CODES = [f"{form} codes, 128 threads" for form in ("int8", "int4")]
-_MAIN = [
-    "torch",
-    HALF,
-    TUNED,
-    *_CODES,
-    "gemmule's choice",
-]
+_MAIN = ["torch", HALF, TUNED, *_CODES, "gemmule's choice"]
 CHARTS = (
     chart("lines", "rates", f"{_WHAT}: bandwidth", EXPERIMENT, DTYPES,
           "GB/s: matrix, vector and result once each", names=_MAIN, **_GBS),

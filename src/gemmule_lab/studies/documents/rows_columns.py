@@ -66,56 +66,27 @@ def largest_squares(rows: Rows) -> Iterator[tuple[str, int, Rows]]:
 
 
 def charts(
-    what: str,
-    kernels: Sequence[str],
-    value: str,
-    unit: str,
-    limit: str,
-    shape: str,
-    by_type: str,
-    counted: str,
-    axes: tuple[str, str],
-) -> Iterator[Spec]:
+    what: str, kernels: Sequence[str], value: str, unit: str, limit: str, shape: str,
+    by_type: str, counted: str, axes: tuple[str, str],
+) -> Iterator[Spec]:  # fmt: skip
     """Yield what is drawn of both: gain, use, rates, dtypes, and what is busy."""
     rate: dict[str, Any] = {"value": value, "unit": unit}
+    gain: dict[str, Any] = {"value": "us", "pairs": [(tile, kernels[0]) for tile in kernels[1:]]}
+    used: dict[str, Any] = {"value": "use", "unit": "%", "names": kernels, "each": ["warm"]}
+    high: dict[str, Any] = {"over": "m", "at": {"n": "most"}, "each": ["cold"], "limit": limit}
+    use, over = "use of the memory's bandwidth, the document's kernels", "over the rows, the most"
 
-    def drawn(kind: str, name: str, title: str, *below: str, **more: Any) -> Spec:
-        below = "float32", *below, shape
-        return chart(kind, name, f"{what}: {title}", EXPERIMENT, *below, **more)
+    def drawn(kind: str, name: str, title: str, *facts: str, **more: Any) -> Spec:
+        below = "float32", *facts, shape
+        return chart(kind, name, f"{what}: {title}", EXPERIMENT, *below, axes=axes, **more)
 
     title = "tiles are {means} times as fast as the basic kernel"
-    pairs = [(tile, kernels[0]) for tile in kernels[1:]]
-    yield drawn("maps", "gain", title, each=BOTH[::-1], value="us", axes=axes, pairs=pairs)
-    title, below = (
-        "use of the memory's bandwidth, the document's kernels",
-        "percent of the data sheet's",
-    )
-    yield drawn(
-        "maps",
-        "use",
-        title,
-        f"{below} bandwidth",
-        each=["warm"],
-        names=kernels,
-        value="use",
-        unit="%",
-        axes=axes,
-    )
-    yield drawn(
-        "lines",
-        "over-rows",
-        f"{unit} over the rows, the most columns",
-        unit,
-        each=["cold"],
-        at={"n": "most"},
-        over="m",
-        axis=axes[0],
-        limit=limit,
-        first=kernels,
-        **rate,
-    )
+    yield drawn("maps", "gain", title, each=BOTH[::-1], **gain)
+    yield drawn("maps", "use", use, "percent of the data sheet's bandwidth", **used)
+    title = f"{unit} {over} columns"
+    yield drawn("lines", "over-rows", title, unit, axis=axes[0], first=kernels, **high, **rate)
     title = f"{unit} by rows and columns"
-    yield drawn("maps", "rates", title, f"{unit} in each cell", each=BOTH, axes=axes, **rate)
+    yield drawn("maps", "rates", title, f"{unit} in each cell", each=BOTH, **rate)
     title, label = f"{what}: {unit} by dtype", "{dtype}, {name}"
     yield chart("bars", "dtypes", title, BY_TYPE, "{dtypes}", by_type, unit, label=label, **rate)
     yield busy(f"{what}: what the kernels keep busy", counted)

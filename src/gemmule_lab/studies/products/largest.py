@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from contextlib import ExitStack
@@ -11,13 +12,13 @@ import numpy as np
 import gemmule as gm
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.errors import DeviceError
 from gemmule_lab.ceilings.device import filled
 from gemmule_lab.harness.device_operands import judged
 from gemmule_lab.harness.operands import OperandSet
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.studies.documents.claims_001 import REFUSED
 from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
+from gemmule_lab.studies.harness import unless_refused
 from gemmule_lab.studies.products.passes import CUBLAS, Way, gpu_way
 
 STEP = 1000
@@ -37,12 +38,8 @@ def largest(bench: Bench, names: Names, case: Case) -> Found:
     n = int((free_bytes / 12) ** 0.5) // STEP * STEP
     found: dict[str, Measured] = {}
     while n > 0 and not found:
-        try:
-            found = _products(n, names, bench.ordinal)
-        except DeviceError as error:
-            if error.restart:
-                raise
-            n -= STEP
+        made = unless_refused(functools.partial(_products, n, names, bench.ordinal))
+        found, n = ({}, n - STEP) if isinstance(made, str) else (made, n)
     if REFUSED in names:
         why = refusal(n + STEP, bench.ordinal)
         figures = {"largest n": float(n), "next n refused": float(why is not None)}
@@ -79,11 +76,5 @@ def refusal(n: int, ordinal: int) -> str | None:
     host = np.empty((n, n), np.float32)  # no page of it is touched before the device refuses
     with ExitStack() as stack:
         one = gpu_way(CUBLAS, (host, host, host), ordinal, stack)
-        try:
-            if isinstance(one, Way):
-                one.run()
-        except DeviceError as error:
-            if error.restart:
-                raise
-            return str(error)
-    return None
+        made = unless_refused(one.run) if isinstance(one, Way) else None
+    return made if isinstance(made, str) else None

@@ -33,7 +33,7 @@ RUNGS = {NAIVE: ("naive", {"width": 1}), SHARED: ("shared_tile", {"tile": 32})}
 PINNED = ", pinned memory"
 PARTS = ("allocate", "host to device", "launch", "kernel", "device to host", "free")
 REPEATS, FEW_REPEATS = 30, 3
-SHORT_US, SLOW_US = 1e4, 1e5  # up to here 30 repeats; from here on the first run counts as well
+SHORT_US, SLOW_US = 1e4, 1e5  # up to here 30 repeats; from here on two, and the first run counts
 
 Array = Any
 Parts = Mapping[str, float]
@@ -126,11 +126,12 @@ def in_turns(
 ) -> dict[str, list[Parts]]:
     """Run each way some times, in rounds of random order; return the parts of every run.
 
-    What takes up to 10 ms runs `repeats` times, the rest three times, all after a first run, which
-    is the first of the list and counts only where it is slow. firsts: those first runs, by name.
+    What takes up to 10 ms runs `repeats` times, up to 100 ms three times, the rest once, all after
+    a first run, which is the first of the list and counts only where it is slow. firsts: those
+    first runs, by name.
     """
     found = {way.name: [firsts[way.name]] for way in ways}
-    for rounds, most in ((FEW_REPEATS - 1, inf), (1, SLOW_US), (repeats - FEW_REPEATS, SHORT_US)):
+    for rounds, most in ((1, inf), (FEW_REPEATS - 1, SLOW_US), (repeats - FEW_REPEATS, SHORT_US)):
         here = {way.name: way.run for way in ways if sum(firsts[way.name].values()) <= most}
         for name, runs in bench.in_turns(here, min(rounds, repeats), seed + rounds).items():
             found[name] += runs

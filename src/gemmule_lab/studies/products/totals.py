@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,15 +11,15 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule.errors import DeviceError
 from gemmule_lab.harness.operands import drawn
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
+from gemmule_lab.studies.harness import unless_refused
 from gemmule_lab.studies.products import passes as by
 from gemmule_lab.studies.products.passes import Parts, Way, gpu_way, host_way
 from gemmule_lab.verify import check
 
-JUDGED_ROWS, JUDGED_COLUMNS, WHOLE = 8, 48, 128
+JUDGED_ROWS, JUDGED_COLUMNS, WHOLE, WIDTH = 8, 48, 128, 4096
 LARGEST_PROOF = 1024
 # Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and ours on
 # 2 cores, November 2026).
@@ -27,9 +28,18 @@ REST_S = 0.15
 Array = Any
 
 
-def operands(n: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    """Return random A and B, n x n, and a C that nothing was written to."""
-    a, b = (drawn((n, n), rng) for _ in "AB")
+@functools.lru_cache(1)
+def _numbers(rows: int) -> Array:
+    return drawn((rows, WIDTH), np.random.default_rng(1)).reshape(-1)
+
+
+def operands(n: int) -> tuple[Array, Array, Array]:
+    """Return random A and B, n x n, and a C that nothing was written to.
+
+    Their numbers are drawn once for many sizes: drawing anew takes longer than a product.
+    """
+    pool = _numbers(1 << (2 * n * n // WIDTH).bit_length())
+    a, b = pool[: 2 * n * n].reshape(2, n, n)
     return a, b, np.full((n, n), np.nan, np.float32)
 
 
@@ -47,12 +57,12 @@ def proof(bench: Bench, names: Names, case: Case) -> Found:
 
     ArithmeticError stops the study. The figure is the largest difference between any two results.
     """
-    rng = np.random.default_rng()
-    sizes = [int(n) for n in rng.integers(1, LARGEST_PROOF + 1, int(case["runs"]))]
+    chosen = np.random.default_rng().integers(1, LARGEST_PROOF + 1, int(case["runs"]))
+    sizes = [int(n) for n in chosen]
     gpu = (by.NAIVE, by.SHARED, by.CUBLAS) if bench.backend == "cuda" else ()
     worst, products, absent = 0.0, 0, dict[str, str]()
     for n in sizes:
-        results, lacking = _results(n, by.HOST_NAMES + gpu, bench, rng)
+        results, lacking = _results(n, by.HOST_NAMES + gpu, bench)
         worst = max([worst, *(float(np.abs(a - b).max()) for a in results for b in results)])
         products += len(results)
         absent |= lacking
@@ -62,11 +72,9 @@ def proof(bench: Bench, names: Names, case: Case) -> Found:
     return dict.fromkeys(names, Measured(figures=figures, note=note))
 
 
-def _results(
-    n: int, names: Sequence[str], bench: Bench, rng: np.random.Generator
-) -> tuple[list[Array], dict[str, str]]:
+def _results(n: int, names: Sequence[str], bench: Bench) -> tuple[list[Array], dict[str, str]]:
     """Return the judged products of random matrices, and why others are not here."""
-    a, b, _ = operands(n, rng)
+    a, b, _ = operands(n)
     results, absent = [], {}
     with ExitStack() as stack:
         for name in names:
@@ -83,7 +91,7 @@ def small_check(bench: Bench, names: Names, case: Case) -> Found:
     """Judge the named libraries on matrices that do not commute; ArithmeticError when wrong."""
     found = {}
     for name in names:
-        _, absent = _results(int(case["n"]), (name,), bench, np.random.default_rng(32))
+        _, absent = _results(int(case["n"]), (name,), bench)
         found[name] = Measured(note=absent[name]) if absent else Measured(figures={"right": 1.0})
     return found
 
@@ -95,7 +103,7 @@ def totals(bench: Bench, names: Names, case: Case, repeats: int = by.REPEATS) ->
     is judged; without repeats each runs just once.
     """
     n, found = int(case["n"]), dict[str, Measured]()
-    hosts = operands(n, np.random.default_rng(1))
+    hosts = operands(n)
     for group in ([x for x in names if x != by.NUMPY], [x for x in names if x == by.NUMPY]):
         present, firsts = list[Way](), dict[str, Parts]()
         with ExitStack() as stack:
@@ -116,13 +124,9 @@ def totals(bench: Bench, names: Names, case: Case, repeats: int = by.REPEATS) ->
 def _first(way: Way, a: Array, b: Array) -> Parts | str:
     """Run a way once and judge what it gave; return its parts, or why it cannot run here."""
     way.result.fill(np.nan)
-    try:
-        parts = way.run()
-    except DeviceError as error:
-        if error.restart:
-            raise
-        return str(error)
-    judge(a, b, way.result, way.name)
+    parts = unless_refused(way.run)
+    if not isinstance(parts, str):
+        judge(a, b, way.result, way.name)
     return parts
 
 
@@ -142,11 +146,13 @@ def judge(a: Array, b: Array, c: Array, name: str = "") -> Array:
 
     The first and last of both are among them. ArithmeticError, with the name, if one is wrong.
     """
-    n, sampled = len(a), []
-    for most in (JUDGED_ROWS, JUDGED_COLUMNS):
-        spread = np.linspace(0, n - 1, most, dtype=int).tolist()
-        sampled.append(list(range(n)) if n <= WHOLE else sorted({0, 1, n - 2, n - 1, *spread}))
-    rows, columns = sampled
+    n = len(a)
+    rows, columns = (
+        sorted({0, 1, n - 2, n - 1, *np.linspace(0, n - 1, most, dtype=int).tolist()})
+        if n > WHOLE
+        else list(range(n))
+        for most in (JUDGED_ROWS, JUDGED_COLUMNS)
+    )
     parts = (a[rows], b[:, columns], c[rows][:, columns])
     left, right, result = (np.ascontiguousarray(part) for part in parts)
     plan = gm.plan("matmul", left, right, rung="triple_loop")
