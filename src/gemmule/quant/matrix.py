@@ -282,6 +282,7 @@ class QuantizedMatrix(Factor):
             f"layout={self.layout!r}, device={self.device!r})"
         )
 
+    @np.errstate(all="ignore")
     def dequantize(self, dtype: str = "float32") -> Array:
         """Return the matrix as floats: an array of ``shape``, transposition and perm applied.
 
