@@ -124,6 +124,9 @@ def bound_call(
                 return None
             if result < right + x_bytes and right < end:
                 return None  # out may overlap an operand
+            for begin, last in held.parts if kind is not None else ():
+                if result < last and begin < end:
+                    return None
             written([out])
         if exchanged:
             left, right = right, left
