@@ -64,7 +64,8 @@ def _bind(problem: Problem, params: Params) -> operands.Run:
 def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     products = {dtype: by_pieces[_pieces(problem)] for dtype, by_pieces in _PER_FMA.items()}
     suggest = operands.columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
-    return suggest(problem, machine)
+    arranged = 55 + 15 * _pieces(problem)
+    return operands.with_arranged(arranged, LANES, suggest)(problem, machine)
 
 
 RUNG = CpuRung(
