@@ -122,11 +122,11 @@ def bound_call(
             end = result + out_bytes
             if result & mask or not result or (result < low + low_bytes and low < end):
                 return None
-            if result < right + x_bytes and right < end:
+            beside = held.parts if kind is not None else ()
+            if any(
+                begin < end and result < last for begin, last in ((right, right + x_bytes), *beside)
+            ):
                 return None  # out may overlap an operand
-            for begin, last in held.parts if kind is not None else ():
-                if result < last and begin < end:
-                    return None
             written([out])
         if exchanged:
             left, right = right, left
