@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from gemmule.core.operand import Form
 from gemmule.dispatch import torch as torch_calls
 from gemmule.dispatch import torch_repeats
 
-CODES = bytes([64, *bytes(31)])  # addresses of a quantised matrix
+SCALES = torch.zeros(64)
+CODES = struct.pack("<4Q", 64, SCALES.data_ptr(), 0, 0)  # addresses of a quantised matrix
 HOST = -1  # what a tensor of the CPU says its device is
 
 

@@ -20,8 +20,6 @@ from gemmule.general import device_of, untraced
 from gemmule.grouped import planned_grouped
 from gemmule.lookup import multiply, multiply_grouped, multiply_scaled
 from gemmule.options import options_of, shows, split, split_scaled
-from gemmule.outofcore.through import HostPlan, planned, through_device
-from gemmule.outofcore.upload import upload
 from gemmule.plan import Plan, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.stack import QuantizedStack
@@ -29,6 +27,7 @@ from gemmule.typing import Choices, Grouped, Keywords, Scalar, Scaled
 
 if TYPE_CHECKING:
     from gemmule.backends.cuda.device_array import DeviceArray
+    from gemmule.outofcore.through import HostPlan
     from gemmule.typing import (
         FloatMatrix,
         Floats,
@@ -361,6 +360,8 @@ def _blas(
     options = Options(out_dtype=dtype, scaled=first not in (0, 1, -1) and result in HALVES)
     away = device_of(left, right, device)
     if away is not None:
+        from gemmule.outofcore.through import through_device
+
         return through_device(op, (left, right), out, away, options, (first, second))
     plan = resolve(op, left.form, right.form, form, deciding(left, right).device, options)
     return plan.execute(left, right, out, first, second)
@@ -410,6 +411,8 @@ def plan(
     options = options_of("plan", choices)
     away = None if device is None else device_of(left, right, device)
     if away is not None:
+        from gemmule.outofcore.through import planned
+
         return planned(op, (left, right), away, options)
     return resolve(op, left.form, right.form, None, deciding(left, right).device, options)
 
@@ -431,6 +434,8 @@ def asarray(a: Any, /, *, device: str = "cpu") -> Any:
     [1.0, 1.0]
     """
     if device != "cpu" or isinstance(a, QuantizedMatrix):
+        from gemmule.outofcore.upload import upload
+
         return upload(a, device)
     operand = unwrap(a, "a")
     return operand.array if operand.device == "cpu" else transfer.to_host(operand)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Iterator
@@ -280,6 +279,8 @@ def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Ch
     named = [r for r in all_rungs(machine.backend) if r.name == name]
     if not named:
         known = list(dict.fromkeys(r.name for r in all_rungs(machine.backend)))
+        import difflib
+
         near = difflib.get_close_matches(name, known, n=1)
         meant = f"did you mean {near[0]!r}? There are" if near else "there are"
         raise ValueError(

@@ -13,7 +13,6 @@ from typing import Any
 from gemmule.arrays.interop import unwrap_all
 from gemmule.core.canonical import NAMES, Options
 from gemmule.core.operand import Operand, deciding
-from gemmule.outofcore.through import through_device
 from gemmule.plan import resolve
 from gemmule.settings import default_device
 
@@ -29,6 +28,8 @@ def _product(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
     left, right, result = unwrap_all(a, b, NAMES[op], out)
     away = device_of(left, right, device)
     if away is not None:
+        from gemmule.outofcore.through import through_device
+
         return through_device(op, (left, right), result, away, options)
     form = None if result is None else result.form
     where = deciding(left, right).device

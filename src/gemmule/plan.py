@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from numpy.typing import NDArray
@@ -78,6 +77,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """Return the explanation as a small table, for notebooks."""
+        from html import escape
+
         rows = ((line[:11], line[11:]) for line in self.explain().splitlines())
         cells = (f"<tr><th>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows)
         return f"<table>{''.join(cells)}</table>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import itertools
@@ -494,14 +493,11 @@ def test_a_filled_cache_that_cannot_be_written_is_read(
 ) -> None:
     from gemmule.backends.cpu import jit_cache
 
-    def read_only(sound: Any, *given: Any, **options: Any) -> Any:
-        raise OSError(errno.EROFS, "Read-only file system")
-
     setting(GEMMULE_CACHE=tmp_path)
     jit_cache.kernel_folder.cache_clear()
     folder = jit_cache.kernel_folder()
     assert folder is not None
-    fault(jit_cache.tempfile, "mkstemp", read_only)
+    fault(jit_cache.os, "access", lambda sound, *given: False)  # a system that is read-only
     try:
         for filled in (False, True):
             if filled:

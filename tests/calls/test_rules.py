@@ -108,6 +108,10 @@ def test_an_overlap_on_a_device_is_found() -> None:
     for out in (x, last):
         with pytest.raises(ValueError, match="out overlaps an input"):
             gm.matvec(A, x, out=out)
+    Q = gm.quantize(np.ones((8, 8), "f4"), bits=8, group_size=4).to("cuda")
+    for part in (Q.codes, Q.scales, Q.zeros):
+        with pytest.raises(ValueError, match="out overlaps an input"):
+            gm.matvec(Q, x, out=DeviceArray(part.pointer + 32, (8,), (1,), "float32", 0, part))
 
 
 @needs_emulator

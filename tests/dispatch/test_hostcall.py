@@ -379,3 +379,42 @@ def test_quantised_products_take_the_fast_path() -> None:
     read_only = np.zeros(12, np.float32)
     read_only.setflags(write=False)
     assert eager("matvec", Q, x, read_only) is None
+
+
+def parted(rows: int, columns: int) -> tuple[gm.QuantizedMatrix, list[np.ndarray]]:
+    """Return a matrix of one group a row, and the arrays that it was made of and holds."""
+    codes = np.arange(rows * columns, dtype=np.uint8).reshape(rows, columns)
+    parts = [codes, np.ones((rows, 1), np.float32), np.zeros((rows, 1), np.float32)]
+    shape = (rows, columns)
+    return gm.QuantizedMatrix.from_parts(*parts, shape=shape, bits=8, group_size=-1), parts
+
+
+@pytest.mark.parametrize("op", ["matvec", "vecmat", "matmul", "columns"])
+def test_an_out_in_the_parts_of_a_quantised_matrix_is_refused(op: str) -> None:
+    """A view of a part, and where the shapes allow it a part itself: by every way to a product."""
+    held, parts = parted(8, 12)
+    Q, name = held.T if op == "vecmat" else held, "matmul" if op == "columns" else op
+    x = np.ones({"matmul": (12, 1), "columns": (12, 3)}.get(op, (12,)), np.float32)
+    pair = (x, Q) if op == "vecmat" else (Q, x)
+    plan, function = gm.plan(name, *pair), getattr(gm, name)  # type: ignore[call-overload]
+    expected, before = function(*pair), [part.copy() for part in parts]
+    places = [parts[0].reshape(-1).view(np.float32)[: expected.size].reshape(expected.shape)]
+    if op != "columns":
+        places += [part.reshape(expected.shape) for part in parts[1:]]
+        places += parts[1:] if expected.shape == (8, 1) else []
+    for _ in range(3):  # the first call, and those after it
+        for out in places:
+            for product in (function, plan):
+                with pytest.raises(ValueError, match="out overlaps an input"):
+                    product(*pair, out=out)
+        for out in (np.full_like(expected, np.nan), np.empty((2, *expected.shape), "f4")[1]):
+            for product in (function, plan):
+                assert np.array_equal(product(*pair, out=out), expected)
+    assert all(np.array_equal(*both) for both in zip(parts, before, strict=True))
+
+
+def test_an_out_of_another_library_in_a_quantised_matrix_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    Q, parts = parted(8, 12)
+    with pytest.raises(ValueError, match="out overlaps an input"):
+        gm.matvec(Q, torch.ones(12), out=torch.from_numpy(parts[1])[:, 0])

@@ -134,6 +134,7 @@ def test_a_tensor_beside_a_matrix_like_that_met_is_known(beside: tuple[Repeats, 
         assert memory.again("matmul", matrix, x, None) is not None
         assert memory.again("matmul", matrix, x, y) is y
         assert memory.again("matmul", x, matrix, None) is not None
+    assert memory.again("matmul", Q, x, host_tensors.SCALES[:4]) is None  # which it would overwrite
     assert memory.again("matmul", x, Q, y) is None
     assert memory.again("matvec", Q, x, None) is None
 

@@ -26,6 +26,13 @@ DTYPES = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
+KINDS_OF_CODES: list[dict[str, Any]] = [
+    {"bits": 4, "group_size": 16},
+    {"bits": 8, "group_size": 32, "symmetric": True},
+    {"bits": 8, "group_size": None, "method": "mse"},
+    {"bits": 4, "group_size": 16, "method": "hqq"},
+    {"bits": 4, "group_size": 16, "method": "gptq", "hessian": np.eye(64)},
+]
 group_sizes = st.one_of(st.none(), st.just(-1), st.integers(1, 40))
 
 
@@ -451,3 +458,19 @@ def test_quantize_needs_little_memory_beside_the_result() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 2 * Q.nbytes + 6 * 2**20 < W.nbytes / 2
+
+
+@pytest.mark.parametrize(
+    "kind", [*KINDS_OF_CODES, {"format": "mxfp4"}, {"format": "nvfp4"}], ids=str
+)
+def test_a_user_who_makes_numpy_raise_gets_codes_of_small_weights(kind: dict[str, Any]) -> None:
+    """Of the smallest floats, beside large ones: scales, codes and errors underflow."""
+    W = normal(4, 64)
+    W[1] *= np.float32(1e-38)
+    W[2], W[3, 40:] = 1e-45, 3e30
+    expected = quantize(W, **kind)
+    with np.errstate(all="raise"):
+        made = quantize(W, **kind)
+        for dtype in DTYPES:
+            assert np.array_equal(made.dequantize(dtype), expected.dequantize(dtype))
+    assert made.error == expected.error

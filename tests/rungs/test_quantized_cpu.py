@@ -331,6 +331,22 @@ def test_every_problem_has_a_suggestion_that_is_the_fast_one() -> None:
                 assert min(found, key=found.__getitem__) == best
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [16, 96, 192])
+def test_few_rows_by_many_columns_on_many_cores_wait_for_one_thread_that_arranges_x(
+    bits: int, rows: int
+) -> None:
+    """So what shares the packing of x, too, is expected to be quicker than tiles are."""
+    Q = make_matrix(64, 256, bits, 128, "float32", "integer")
+    problem = dataclasses.replace(problem_of(Q, 8, "float32", "float32", "float"), m=rows)
+    problem = dataclasses.replace(problem, n=1024, k=1024)
+    many = dataclasses.replace(MACHINE, units=16)
+    by_name = {rung.name: rung.suggest(problem, many) for rung in RUNGS}
+    times = {name: found.expected_s for name, found in by_name.items() if found is not None}
+    for name in ("few_columns", "sixteen_rows", "tile_registers"):
+        assert times[name] > times["packed_codes"]
+
+
 @pytest.mark.parametrize("own_cache", [0, 1 << 30])
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 24), (8, -1)])
 def test_products_across_rows_split_by_columns_and_by_rows(

@@ -291,7 +291,7 @@ def check_out(out: Operand, shape: tuple[int, ...], dtype: str, inputs: list[Ope
             "would share one place. Pass an array whose elements are apart."
         )
     for operand in inputs:
-        if operand.form.quant is None and memory_overlaps(out, operand):
+        if memory_overlaps(out, operand):
             raise ValueError(
                 "out overlaps an input: the product would overwrite what it still reads. "
                 "Pass another array."
@@ -328,19 +328,32 @@ def memory_overlaps(out: Operand, operand: Operand) -> bool:
     """Tell whether any byte of a result is one of an operand's."""
     if out.device != operand.device or 0 in out.form.shape or 0 in operand.form.shape:
         return False
+    if operand.form.quant is not None:
+        held = operand.original
+        parts = (held.matrix if isinstance(held, QuantizedStack) else held).parts
+        return any(_meets(out, part) for part in parts if part.nbytes)
     if out.device == "cpu":
         if operand.library == "torch" and operand.pointer != operand.original.data_ptr():
             return _one_storage(out.original, operand.original)
-        given = _plain(operand.original) if operand.library == "numpy" else operand.array
-        if not np.may_share_memory(out.array, given):
-            return False
-        try:
-            return np.shares_memory(out.array, given, max_work=_OVERLAP_WORK)
-        except np.exceptions.TooHardError:
-            return True
+        return _meets(
+            out, _plain(operand.original) if operand.library == "numpy" else operand.array
+        )
     low, high = extent(out)
     other_low, other_high = extent(operand)
     return low < other_high and other_low < high
+
+
+def _meets(out: Operand, given: Any) -> bool:
+    """Tell whether any byte of a result is an array's, or on a device a contiguous one's."""
+    if out.device != "cpu":
+        low, high = extent(out)
+        return bool(low < given.pointer + given.nbytes and given.pointer < high)
+    if not np.may_share_memory(out.array, given):
+        return False
+    try:
+        return np.shares_memory(out.array, given, max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _one_storage(out: Any, tensor: Any) -> bool:

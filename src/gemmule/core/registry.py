@@ -13,7 +13,6 @@ import itertools
 import string
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from html import escape
 from typing import Self
 
 from gemmule.core import fork
@@ -161,6 +160,8 @@ class Ladder(tuple[Rung, ...]):
 
     def _repr_html_(self) -> str:
         """Return a table of numbers, names and ideas, for notebooks."""
+        from html import escape
+
         cells = (
             f"<tr><td>{self.numbers[r.name]}</td><th>{r.name}</th><td>{escape(r.idea)}</td></tr>"
             for r in self

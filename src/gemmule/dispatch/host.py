@@ -79,6 +79,7 @@ def _fast_call(run: HostRun, call: Call, of_a: _Planned, of_b: _Planned) -> Fast
     array, empty, may_share = np.ndarray, np.empty, np.may_share_memory
     (a_dtype, a_shape, a_strides), (b_dtype, b_shape, b_strides) = of_a.array, of_b.array
     plain_a, other_a, plain_b, other_b = of_a.is_plain, of_a.other, of_b.is_plain, of_b.other
+    coded_a, coded_b = of_a.is_coded, of_b.is_coded
     product, fresh = _as_given(run, call, of_a, of_b), run.fresh
     out_shape, out_dtype = call.out_shape, numpy_dtype(call.problem.out)
     bind: Any = run.bound
@@ -119,18 +120,37 @@ def _fast_call(run: HostRun, call: Call, of_a: _Planned, of_b: _Planned) -> Fast
         else:
             flags = out.flags
             # C-contiguous, aligned, writable; native as the dtypes are equal. Two arrays that own
-            # their memory share none, twice as quick to ask; our own matrices are never written.
+            # their memory share none, twice as quick to ask.
             owns = flags.owndata
             if (
                 not flags.carray
                 or (plain_a and (a is out if owns and a_flags.owndata else may_share(out, a)))
                 or (plain_b and (b is out if owns and b_flags.owndata else may_share(out, b)))
+                or (coded_a and _holds(a, out, owns))
+                or (coded_b and _holds(b, out, owns))
             ):
                 return None
         product(a, b, out)
         return out
 
     return fast
+
+
+def _owners(matrix: QuantizedMatrix) -> frozenset[int]:
+    """Return the identities of the arrays that own the memory of a matrix's parts."""
+    found = set()
+    for part in matrix.parts:
+        while isinstance(part.base, np.ndarray):
+            part = part.base
+        found.add(id(part))
+    return frozenset(found)
+
+
+def _holds(matrix: QuantizedMatrix, out: Any, owns: bool) -> bool:
+    """Tell whether a result would lie in a matrix's parts; owns: it owns its memory."""
+    if owns:
+        return id(out) in matrix.kept(_owners)
+    return any(np.may_share_memory(out, part) for part in matrix.parts)
 
 
 def _as_given(
@@ -160,16 +180,20 @@ def _first_builtin(
     number, (dtype, shape, _) = (of_a if first else of_b).other, (of_b if first else of_a).array
     like = np.empty(shape, dtype)
 
-    def builtin_of(matrix: Any) -> Callable[..., Any | None]:
-        if matrix.kept(known_number) != number:
-            return _nothing
-        return (bind(matrix, like) if first else bind(like, matrix)) or _nothing
+    def builtin_of(matrix: Any) -> tuple[Callable[..., Any | None], frozenset[int]]:
+        found = None
+        if matrix.kept(known_number) == number:
+            found = bind(matrix, like) if first else bind(like, matrix)
+        return found or _nothing, matrix.kept(_owners)
 
     def fast(a: Any, b: Any, out: Any) -> Any | None:
         matrix = a if first else b
         if type(matrix) is codes:
-            builtin = matrix.kept(builtin_of)
-            result = builtin(a, b) if out is None else builtin(a, b, out)
+            builtin, owners = matrix.kept(builtin_of)
+            if out is None:
+                result = builtin(a, b)
+            else:  # which it takes where it owns its memory
+                result = None if id(out) in owners else builtin(a, b, out)
             if result is not None:
                 return result
         return otherwise(a, b, out)

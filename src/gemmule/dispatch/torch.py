@@ -122,7 +122,8 @@ def bound_call(
             end = result + out_bytes
             if result & mask or not result or (result < low + low_bytes and low < end):
                 return None
-            if result < right + x_bytes and right < end:
+            taken = ((right, right + x_bytes), *(() if kind is None else held.parts))
+            if any(at < end and result < to for at, to in taken):
                 return None  # out may overlap an operand
             written([out])
         if exchanged:

@@ -17,7 +17,7 @@ import torch
 from gemmule.arrays.interop import quantized_form
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.cuda.arrays import ordinal_named
-from gemmule.backends.cuda.launch_args import packed_addresses
+from gemmule.backends.cuda.launch_args import addresses, packed_addresses
 from gemmule.core.caches import table
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
@@ -50,12 +50,14 @@ class Known(NamedTuple):
     """What calls need of a matrix: its kind, None off the devices, and where it lies.
 
     places: what a launch is given for its address, by the rung that packed it; of codes or of an
-    array that is read as it is by None. begin: the address of the array, or of the codes.
+    array that is read as it is by None. begin: the address of the array, or of the codes. parts:
+    the first and last addresses of what codes have beside them, which no result may overlap.
     """
 
     kind: Kind | None
     places: Mapping[str | None, Any]
     begin: int
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 _UNKNOWN = Known(None, {}, 0)
@@ -84,7 +86,13 @@ def of_codes(matrix: QuantizedMatrix) -> Known:
         return _UNKNOWN
     kind = _kind(matrix.kept(quantized_form), ordinal_named(matrix.device))
     place = packed_addresses(matrix)
-    return Known(kind, {None: place}, int.from_bytes(place[:8], "little"))
+    beside = matrix.scales, matrix.zeros, matrix.perm
+    parts = tuple(
+        (at, at + part.nbytes)
+        for at, part in zip(addresses(place, 4)[1:], beside, strict=True)
+        if part is not None
+    )
+    return Known(kind, {None: place}, int.from_bytes(place[:8], "little"), parts)
 
 
 def seen(operand: Any) -> Signature | None:

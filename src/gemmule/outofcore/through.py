@@ -184,10 +184,9 @@ def _by_vectors(op: str, pair: Pair, target: Array) -> tuple[str, Pair, Array]:
 
 def _flat(vectors: Array, target: Array) -> tuple[Array, Array] | None:
     """Return vectors and results as rows of matrices; None where the results do not lie so."""
-    seen = target.view()
     try:
-        seen.shape = (-1, target.shape[-1])
-    except AttributeError:
+        seen = np.reshape(target, (-1, target.shape[-1]), copy=False)
+    except ValueError:  # the axes do not lie behind each other
         return None
     return vectors.reshape(-1, vectors.shape[-1]), seen
 

@@ -98,8 +98,7 @@ def _factors(W: Floats, order: NDArray[np.int32] | None, matrices: int) -> NDArr
         sizes[rows] = np.maximum(-low, high)
     matrices = max(matrices, 1)  # of no experts, too
     whole = sizes.reshape(matrices, -1).max(1, initial=0)
-    with np.errstate(under="ignore"):
-        factors = (whole / (_LARGEST * _LARGEST_SCALE["nvfp4"])).astype(np.float32)
+    factors = (whole / (_LARGEST * _LARGEST_SCALE["nvfp4"])).astype(np.float32)
     factors[factors == 0] = 1
     return np.repeat(factors, len(sizes) // matrices)[:, None]
 
@@ -144,9 +143,8 @@ def _nearest(groups: Floats, scales: Floats) -> Codes:
     """Return the nearest codes of weights over their scales: ties go to the even code."""
     import ml_dtypes
 
-    with np.errstate(over="ignore", under="ignore"):
-        ratios = groups / rounding.divisors(scales)[..., None]
-        found: Codes = ratios.astype(np.float32).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    ratios = groups / rounding.divisors(scales)[..., None]
+    found: Codes = ratios.astype(np.float32).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
     return np.where(scales[..., None] == 0, np.uint8(0), found)
 
 

@@ -203,10 +203,15 @@ class QuantizedMatrix(Factor):
         return rounding.dtype_name(self.scales)
 
     @property
+    def parts(self) -> tuple[Array, ...]:
+        """Codes, scales, and where there are any zero points and permutation."""
+        every = (self.codes, self.scales, self.zeros, self.perm)
+        return tuple(part for part in every if part is not None)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of codes, scales, zero points and permutation together."""
-        parts = (self.codes, self.scales, self.zeros, self.perm)
-        return sum(int(part.nbytes) for part in parts if part is not None)
+        return sum(int(part.nbytes) for part in self.parts)
 
     def __len__(self) -> int:
         """Rows of the matrix, as NumPy counts."""
@@ -282,6 +287,7 @@ class QuantizedMatrix(Factor):
             f"layout={self.layout!r}, device={self.device!r})"
         )
 
+    @np.errstate(all="ignore")
     def dequantize(self, dtype: str = "float32") -> Array:
         """Return the matrix as floats: an array of ``shape``, transposition and perm applied.
 

@@ -39,6 +39,7 @@ _ELSEWHERE_ELEMENTS = 1 << 25
 """Elements handled at a time on a GPU: few launches, and 128 MiB a temporary."""
 
 
+@np.errstate(all="ignore")  # what is not finite is refused by name, and small scales round to 0
 def quantize(
     W: Any,
     bits: Bits = 4,
@@ -154,6 +155,7 @@ def _fixed(form: str, name: str, given: object, *allowed: object) -> None:
         )
 
 
+@np.errstate(all="ignore")
 def float_coded(
     W: Any, form: str, method: str, importance: Any = None, perm: Any = None, matrices: int = 1
 ) -> QuantizedMatrix:
@@ -234,9 +236,9 @@ class _Work:
             steps = rounding.steps(
                 piece[0], scale, zero, self.wanted.bits, self.wanted.method != "hqq"
             )
-            with np.errstate(over="ignore"):  # squares beyond float32: the error is not known
-                wrong += library.cast(squared_error(piece, steps, scale, zero), "float64").sum()
-                norm += library.cast(weighted(piece[0] ** 2, piece[1]), "float64").sum()
+            # Squares beyond float32: the error is not known.
+            wrong += library.cast(squared_error(piece, steps, scale, zero), "float64").sum()
+            norm += library.cast(weighted(piece[0] ** 2, piece[1]), "float64").sum()
             block = library.cast(steps.reshape(len(steps), -1)[:, :n], "uint8")
             codes[rows] = pack_nibbles(block) if self.wanted.bits == 4 else block
         return self._closed(codes, scales, zeros, error_ratio(float(wrong), float(norm)))

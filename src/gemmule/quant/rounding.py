@@ -99,13 +99,10 @@ def exact_scales(low: Array, high: Array, bits: int, symmetric: bool) -> Array:
     """
     xp = library_of(low).xp
     low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
-    with np.errstate(over="ignore"):
-        if symmetric:
-            half = 2 ** (bits - 1)
-            scales = xp.maximum(high / (half - 1), low / -half)
-        else:
-            scales = (high - low) / (2**bits - 1)
-    return scales
+    if symmetric:
+        half = 2 ** (bits - 1)
+        return xp.maximum(high / (half - 1), low / -half)
+    return (high - low) / (2**bits - 1)
 
 
 def round_up(scales: Array, dtype_name: str) -> Array:
@@ -115,8 +112,7 @@ def round_up(scales: Array, dtype_name: str) -> Array:
     code: rounded to nearest, the ends of a group could be clamped by more.
     """
     library = library_of(scales)
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = library.cast(scales, dtype_name)
+    rounded = library.cast(scales, dtype_name)
     below = library.cast(rounded, "float64") < scales
     # The next float above a finite positive one has the next bit pattern.
     pattern = f"int{8 * rounded.dtype.itemsize}"

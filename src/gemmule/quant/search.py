@@ -77,10 +77,9 @@ def fit(task: Task, method: str, low: Array, high: Array) -> tuple[Array, Zeros]
     zeros = 2.0 ** (task.bits - 1) if task.symmetric else rounding.zero_points(low, scales)
     if method == "rtn":
         return scales, zeros
-    with np.errstate(all="ignore"):  # what overflows is no improvement
-        if method == "mse":
-            return _shrunk(task, exact, zeros), zeros
-        return _alternated(task, low, high, scales, zeros)
+    if method == "mse":  # what overflows is no improvement
+        return _shrunk(task, exact, zeros), zeros
+    return _alternated(task, low, high, scales, zeros)
 
 
 def squared_error(piece: Piece, codes: Array, scales: Array, zeros: Zeros) -> Array:

@@ -6,9 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +61,8 @@ def check_private(folder: Path) -> None:
 
 def _replace(path: Path, data: bytes, mode: int | None = None) -> None:
     """Give a new file the name of the old; with a mode only once it has reached the disk."""
+    import tempfile
+
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=LEFT_OVER)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -88,7 +88,7 @@ def new_file(path: Path, *, replace: bool, taken: str) -> Iterator[IO[bytes]]:
     # As mkstemp: a random name, created exclusively, in the same folder. But mkstemp's mode 0600
     # would stay with the file, and a saved matrix is as public as any other file its owner writes.
     _remove_left_over(path)
-    scratch = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    scratch = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}.tmp")
     descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "w+b") as file:

@@ -52,7 +52,7 @@ SMALL = (
 SIDES = (512, 1024, 2048)  # of bfloat16 beside PyTorch
 GROUPS, CODED, COLUMNS = (16, 32, 128), (2048, 4096), 512
 BUSY = (1024, 4096)  # float32 A x
-CALLS, TURNS, BUSY_S = 2000, 20, 20.0
+CALLS, TURNS, BUSY_S = 2000, 4, 20.0
 LATE = "99th percentile over that of {}"
 BARE = "a bare loop of the same processor time"
 
@@ -181,14 +181,17 @@ def _bare(out: int, count: int, steps: int) -> int:
 
 
 def bare_times(threads: int, count: int, steps: int) -> list[float]:
-    """Return the microseconds of bare loops that as many threads make side by side."""
+    """Return the microseconds of bare loops that as many threads make side by side.
+
+    As a product is done when its last share is, the n-th is as long as the longest of all threads'.
+    """
     times = np.zeros((threads, count), np.int64)
     team = [threading.Thread(target=_bare, args=(row.ctypes.data, count, steps)) for row in times]
     for one in team:
         one.start()
     for one in team:
         one.join()
-    return [float(ns) * 1e-3 for ns in times[0]]
+    return [float(ns) * 1e-3 for ns in times.max(0)]
 
 
 @contextlib.contextmanager
@@ -218,7 +221,8 @@ def _each(call: Call, count: int) -> list[float]:
 def beside_busy(environment: Environment, n: int, calls: int = CALLS) -> list[Row]:
     """Return float32 A x beside as many busy processes as processors, and NumPy's.
 
-    The loop takes the least time that a product of ours took, on as many threads.
+    The loop takes the least time that a product of ours took, on as many threads. Turns are long,
+    as who has slept runs for a slice before others are run.
     """
     rng, threads = np.random.default_rng(n), thread_count()
     A, x = drawn((n, n), rng), drawn((n,), rng)

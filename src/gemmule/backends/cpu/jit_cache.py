@@ -12,13 +12,13 @@ with one `GemmuleWarning`.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import logging
 import os
 import re
 import stat
-import tempfile
 import warnings
 from pathlib import Path
 from types import FunctionType
@@ -79,9 +79,8 @@ def kernel_folder() -> Path | None:
         for step in (folder.parent, folder):
             step.mkdir(mode=0o700, exist_ok=True)
             check_private(step)
-        handle, probe = tempfile.mkstemp(dir=folder, prefix="probe-")
-        os.close(handle)
-        Path(probe).unlink()
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, "it cannot be written")
     except OSError as error:
         if _is_filled(folder):
             return folder  # it is read; what is missing there is compiled, with a warning
@@ -179,6 +178,8 @@ def _read_checked(path: Path) -> bytes | None:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
+    import tempfile  # late, as most processes compile nothing
+
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix="new-")
     try:
         with os.fdopen(handle, "wb") as file:

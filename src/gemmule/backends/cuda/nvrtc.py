@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import io
 import json
 import os
@@ -151,13 +150,15 @@ def cuda_core() -> Any:
 @functools.cache
 def compiler_version() -> str:
     """Return NVRTC's exact version, such as ``13.0.88``, or its major.minor where unpackaged."""
+    from importlib import metadata  # late, as it brings forty modules
+
     from cuda.bindings import nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
     for package in ("nvidia-cuda-nvrtc", f"nvidia-cuda-nvrtc-cu{major}"):
         try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
             continue
         if version.startswith(f"{major}.{minor}."):
             return version
@@ -180,11 +181,13 @@ def known_architectures() -> tuple[int, ...]:
 @functools.cache
 def include_folders() -> tuple[Path, ...]:
     """Return the folders with cuda_fp16.h and its kin: the pip package's, else CUDA_HOME's."""
+    from importlib import metadata
+
     candidates: list[Path] = []
     for package in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"):
         try:
-            files = importlib.metadata.files(package) or []
-        except importlib.metadata.PackageNotFoundError:
+            files = metadata.files(package) or []
+        except metadata.PackageNotFoundError:
             continue
         candidates += [Path(str(f.locate())).parent for f in files if f.name == "cuda_fp16.h"]
     for variable in ("CUDA_HOME", "CUDA_PATH"):
@@ -203,10 +206,12 @@ def include_folders() -> tuple[Path, ...]:
 
 def headers_version() -> str:
     """Return the toolkit headers' package version, or the folder they come from."""
+    from importlib import metadata
+
     for package in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"):
         try:
-            return f"{package} {importlib.metadata.version(package)}"
-        except importlib.metadata.PackageNotFoundError:
+            return f"{package} {metadata.version(package)}"
+        except metadata.PackageNotFoundError:
             continue
     return str(include_folders()[0])
 

@@ -22,7 +22,6 @@ import functools
 import logging
 import platform
 import sys
-import sysconfig
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,7 +73,7 @@ def unusable() -> str | None:
     """Return why no builtin function can be made of a kernel here, or None."""
     if sys.implementation.name != "cpython" or platform.machine() != "x86_64":
         return "the binary interface is known for CPython on x86_64"
-    if sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "gettotalrefcount"):
+    if "t" in getattr(sys, "abiflags", "") or hasattr(sys, "gettotalrefcount"):
         return "this CPython has objects of another layout"
     table = _numpy_table()
     version = ctypes.CFUNCTYPE(ctypes.c_uint)(table[_VERSION] or 0)()

@@ -28,7 +28,7 @@ RUNG = CpuRung(
     after="column_loop",
     params={"rows_per_task": operands.ROWS_PER_TASK},
     accepts_quant=operands.takes_lanes_along,
-    suggest=operands.columns_time(0.90, COLUMNS, _PER_FMA),
+    suggest=operands.with_arranged(150, COLUMNS, operands.columns_time(0.90, COLUMNS, _PER_FMA)),
     bind=bind_ways(float_columns, columns=COLUMNS),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512dq"),
 )

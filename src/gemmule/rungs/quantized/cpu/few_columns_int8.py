@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gemmule.backends.cpu.target import missing_features
 from gemmule.rungs.quantized.cpu import few_columns
-from gemmule.rungs.quantized.cpu._operands import columns_time, rounded_arithmetic
+from gemmule.rungs.quantized.cpu._operands import columns_time, rounded_arithmetic, with_arranged
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
 from gemmule.rungs.quantized.cpu.vector.rows import float_columns, integer_columns
@@ -26,7 +26,7 @@ RUNG = replace(
     arithmetic=rounded_arithmetic,
     after="few_columns",
     branch="x rounded to 8 bits, where the caller permits it",
-    suggest=columns_time(0.95, COLUMNS, _PER_FMA),
+    suggest=with_arranged(150, COLUMNS, columns_time(0.95, COLUMNS, _PER_FMA)),
     bind=bind_ways(integer_columns, float_columns, columns=COLUMNS),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512dq", "avx512vnni"),
 )

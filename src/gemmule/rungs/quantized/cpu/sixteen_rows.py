@@ -36,7 +36,9 @@ RUNG = CpuRung(
     after="few_columns",
     params={"rows_per_task": operands.ROWS_PER_TASK},
     accepts_quant=lambda problem: operands.takes_row_along(problem) and groups_are_records(problem),
-    suggest=operands.columns_time(0.90, TILE_COLUMNS, _PER_FMA),
+    suggest=operands.with_arranged(
+        60, TILE_COLUMNS, operands.columns_time(0.90, TILE_COLUMNS, _PER_FMA)
+    ),
     bind=bind_ways(float_tiles, columns=2 * TILE_COLUMNS),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512dq"),
 )

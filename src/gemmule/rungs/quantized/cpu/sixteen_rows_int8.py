@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gemmule.backends.cpu.target import missing_features
 from gemmule.rungs.quantized.cpu import sixteen_rows
-from gemmule.rungs.quantized.cpu._operands import columns_time, rounded_arithmetic
+from gemmule.rungs.quantized.cpu._operands import columns_time, rounded_arithmetic, with_arranged
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
 from gemmule.rungs.quantized.cpu.tiles.kernels import integer_tiles
@@ -27,7 +27,9 @@ RUNG = replace(
     source="VNNI (VPDPBUSD); the tile of a packed matmul (Goto and van de Geijn 2008)",
     arithmetic=rounded_arithmetic,
     after="few_columns_int8",
-    suggest=columns_time(0.95, TILE_COLUMNS, _PER_FMA, rounded=True),
+    suggest=with_arranged(
+        85, TILE_COLUMNS, columns_time(0.95, TILE_COLUMNS, _PER_FMA, rounded=True)
+    ),
     bind=bind_ways(integer_tiles, float_columns, columns=COLUMNS),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512dq", "avx512vnni"),
 )

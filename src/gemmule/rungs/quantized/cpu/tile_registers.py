@@ -69,7 +69,8 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if problem.b == "bfloat16" and problem.n <= LANES:
         products = _BY_ADDRESS
     suggest = operands.columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
-    return suggest(problem, machine)
+    arranged = 55 + 15 * _pieces(problem)
+    return operands.with_arranged(arranged, LANES, suggest)(problem, machine)
 
 
 RUNG = CpuRung(

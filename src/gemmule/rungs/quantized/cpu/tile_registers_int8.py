@@ -42,8 +42,12 @@ RUNG = CpuRung(
     after="sixteen_rows_int8",
     params={"rows_per_task": operands.ROWS_PER_TASK},
     accepts_quant=lambda problem: operands.takes_row_along(problem) and groups_are_records(problem),
-    suggest=operands.columns_time(
-        0.90, LANES, _PER_FMA, codes_per_fma=_CODES_PER_FMA, spreads=2, rounded=True
+    suggest=operands.with_arranged(
+        80,
+        LANES,
+        operands.columns_time(
+            0.90, LANES, _PER_FMA, codes_per_fma=_CODES_PER_FMA, spreads=2, rounded=True
+        ),
     ),
     bind=_bind,
     available=lambda: missing_tiles("int8"),
