@@ -3,9 +3,9 @@
 ``python tests/calls_campaign.py [--cases N] [--device cpu] [--op OP] [--seed S] [--record]`` is
 ``gemmule verify --cases N`` whose outcome goes on record: every operation, dtype, layout, view,
 batch and quantisation, sizes from 0, operands of each library that is there, each result judged.
-``--seconds`` ends it earlier, and ``--add`` counts it together with the runs on record. On a CPU
-workers run with an allocator that spoils memory as it is freed: a use after free shows, also at
-their end.
+``--seconds`` ends it earlier, ``--add`` counts it together with the runs on record, and ``--into``
+keeps it in a file of its own, for `campaign_record` of another machine. On a CPU workers run with
+an allocator that spoils memory as it is freed: a use after free shows, also at their end.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import os
 import secrets
 import sys
 import time
+from pathlib import Path
 
-from campaign_record import keep
+from campaign_record import FILE, keep
 from gemmule_lab.verify import on_device
 from gemmule_lab.verify.random_products import OPS, Choice
 from gemmule_lab.verify.workers import Tally, run_trials
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     parser.add_argument("--add", action="store_true", help="--record, with the runs kept so far")
+    parser.add_argument("--into", type=Path, default=FILE, help="--add, to this file of lines")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no call later")
     given = parser.parse_args(arguments)
     libraries = on_device.present() if given.device != "cpu" else ("own",)
@@ -46,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     bad = _told(tally)
     said = f"{tally.done:,} calls, {tally.refused:,} refused, {bad} bad, seed {given.seed}"
     sys.stdout.write(f"{said}, {time.monotonic() - begun:.0f} s, {', '.join(libraries)}\n")
-    if given.record or given.add:
+    if given.record or given.add or given.into != FILE:
         device = given.device.partition(":")[0]
         alone = f" --op {given.op}" if given.op else ""
         keep(
@@ -57,8 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
             f"--seed {given.seed}{alone}",
             f"{tally.refused / max(tally.done, 1):.1%} refused as documented; operands of "
             f"{', '.join(libraries)}; largest error over its bound {tally.worst_ratio:.3f}",
+            file=given.into,
             device=device != "cpu",
-            add=given.add,
+            add=not given.record,
         )
     return int(bad > 0 or (tally.done < given.cases and given.seconds == math.inf))
 

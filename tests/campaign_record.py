@@ -1,7 +1,8 @@
 """What campaigns found, kept as data: one JSON line for each, from which a page is made.
 
 ``evidence/reliability.jsonl`` holds a line for each campaign's latest run. A line is written by the
-campaign itself (``--record``), never by hand.
+campaign itself (``--record``), never by hand. ``python tests/campaign_record.py FILE ...`` adds the
+lines of files that campaigns on other machines wrote (``--into``), as further runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 
 from checkout import EVIDENCE
@@ -36,28 +38,38 @@ def keep(
     included; detail: one line on what the cases were; device: it ran on a GPU, which is named;
     add: earlier runs of this name count too, their cases, what was bad and their commands.
     """
+    line: dict[str, object] = {
+        "schema": SCHEMA,
+        "what": what,
+        "cases": cases,
+        "bad": bad,
+        "command": command,
+        "detail": detail,
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "machine": f"{_gpu() if device else _processor()}, {platform.system()}",
+    }
+    put([line], file, add=add)
+
+
+def put(lines: list[dict[str, object]], file: Path = FILE, *, add: bool = True) -> None:
+    """Write lines of campaigns into a file, in the place of earlier ones or added to them."""
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # campaigns that end together write by turns
-        older = [old for old in read(file) if old["what"] == what and add]
-        for old in older:
-            cases, bad = cases + int(str(old["cases"])), bad + int(str(old["bad"]))
-            command = f"{old['command']}; {command}"
-        line = {
-            "schema": SCHEMA,
-            "what": what,
-            "cases": cases,
-            "bad": bad,
-            "command": command,
-            "detail": detail,
-            "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-            "machine": f"{_gpu() if device else _processor()}, {platform.system()}",
-        }
-        kept = [old for old in read(file) if old["what"] != what]
-        text = "".join(f"{json.dumps(one)}\n" for one in sorted([*kept, line], key=_name))
+        every = {_name(old): old for old in read(file)}
+        for line in lines:
+            old = every.get(_name(line)) if add else None
+            every[_name(line)] = line if old is None else _sum(old, line)
+        text = "".join(f"{json.dumps(every[name])}\n" for name in sorted(every))
         file.write_text(text, encoding="utf-8")
     finally:
         os.close(folder)
+
+
+def _sum(old: dict[str, object], line: dict[str, object]) -> dict[str, object]:
+    """Return two runs of one campaign as one: the later one's words, and both commands."""
+    counts = {name: int(str(old[name])) + int(str(line[name])) for name in ("cases", "bad")}
+    return {**line, **counts, "command": f"{old['command']}; {line['command']}"}
 
 
 def read(file: Path = FILE) -> list[dict[str, object]]:
@@ -82,3 +94,8 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
+
+
+if __name__ == "__main__":
+    for given in sys.argv[1:]:
+        put(read(Path(given)))

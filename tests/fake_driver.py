@@ -69,6 +69,7 @@ class FakeDriver:
         self.libraries: list[bytes] = []
         self.memory: dict[int, tuple[Any, int]] = {}
         self.contexts: list[int] = []
+        self.shared: dict[int, int] = {}  # dynamic bytes that a kernel was allowed
         self.owner: dict[int, int] = {}
 
     def _answer(self, call: str, *values: Any) -> tuple[Any, ...]:
@@ -165,7 +166,8 @@ class FakeDriver:
     def cuLibraryGetKernel(self, library: int, symbol: bytes) -> tuple[Any, ...]:
         return self._answer("cuLibraryGetKernel", library)
 
-    def cuKernelSetAttribute(self, *_: Any) -> tuple[Any, ...]:
+    def cuKernelSetAttribute(self, key: str, nbytes: int, kernel: int, _: Any) -> tuple[Any, ...]:
+        self.shared[kernel] = nbytes
         return self._answer("cuKernelSetAttribute")
 
     def launch(self, config: int, function: int, params: int, extra: None) -> int:

@@ -136,6 +136,13 @@ def test_a_kernel_the_driver_cannot_load_is_said(fake: FakeDriver) -> None:
     assert not caught.value.restart
 
 
+def test_much_shared_memory_is_asked_for(fake: FakeDriver) -> None:
+    """A launch has 48 KiB without, its static memory, of 16 at most, included."""
+    for kib, asked in ((0, False), (32, False), (33, True), (200, True)):
+        kernel = driver.load(b"cubin", "f", 0, kib << 10)
+        assert fake.shared.pop(kernel, None) == (kib << 10 if asked else None)
+
+
 # --- memory and faults ----------------------------------------------------------------------------
 
 

@@ -92,9 +92,10 @@ def test_quantised_matrices_keep_the_bits_too(bits: int, activations: str) -> No
         assert differing(gm.matmul(some, Q.T, **options), wanted) == 0
         assert differing(gm.matmul(Q, some.T, **options).T, wanted) == 0
         assert differing(gm.matmul(Q, np.asfortranarray(some.T), **options).T, wanted) == 0
-        out = np.full((130, batch), np.nan, "f4")
-        assert gm.matmul(Q, some.T, out=out, **options) is out
-        assert differing(out.T, wanted) == 0
+        room = np.full((130, 2 * batch), np.nan, "f4")
+        for out in (room[:, :batch].copy(), room[:, :batch].copy(order="F"), room[:, ::2]):
+            assert gm.matmul(Q, some.T, out=out, **options) is out
+            assert differing(out.T, wanted) == 0
 
 
 SHAPES = [

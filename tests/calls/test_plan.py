@@ -200,6 +200,9 @@ def test_copies_are_listed_and_a_large_one_warned_of(caplog: pytest.LogCaptureFi
     levels = [record.levelno for record in caplog.records if record.name == "gemmule"]
     assert levels.count(logging.WARNING) == 1
     assert levels.count(logging.DEBUG) == 1
+    copying, packed = (gm.plan("matvec", one, x).choice for one in (A, A.copy()))
+    assert copying.copies
+    assert copying.expected_s > packed.expected_s, "a copy takes time"
 
 
 def test_a_copy_of_more_than_a_mebibyte_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,6 +39,12 @@ def test_doubled_precision_matches_fractions() -> None:
             assert error <= size * Fraction(2) ** -99
 
 
+def test_products_of_doubles_are_judged_by_doubled_precision() -> None:
+    a, b = np.array([[2.0**60, 1.0, -(2.0**60)]]), np.ones(3)
+    truth = reference(make_problem("matvec", 1, 3, 1, ("float64",) * 3), a, b)
+    assert truth.values + truth.low == 1.0
+
+
 def test_doubled_precision_works_block_by_block_and_in_batches() -> None:
     rng = np.random.default_rng(6)
     a, b = rng.standard_normal((3, 700, 40)), rng.standard_normal((40, 30))

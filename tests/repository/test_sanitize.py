@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Callable
@@ -138,13 +139,14 @@ def test_variants_are_watched_a_few_at_a_time_and_told_at_once(
 
 
 @pytest.mark.parametrize("rung", cuda_rungs(), ids=lambda rung: f"{rung.folder}-{rung.name}")
-def test_the_sample_has_forty_shapes_of_each_rung(rung: Rung) -> None:
-    shapes = {
-        (t.problem.m, t.problem.n, t.problem.k, t.problem.batch)
-        for signature in rung.signatures
-        for t in verify_device.trials(rung, signature, few=True)
-    }
-    assert len(shapes) >= 40
+def test_the_sample_has_forty_shapes_of_each_rung_and_every_number_in_every_view(
+    rung: Rung,
+) -> None:
+    trials = [t for one in rung.signatures for t in verify_device.trials(rung, one, few=True)]
+    assert len({(t.problem.m, t.problem.n, t.problem.k, t.problem.batch) for t in trials}) >= 40
+    edges = [(t.kind, t.view) for t in trials if t.seed < 1000 and t.kind != "nonfinite"]
+    kinds, views = (set(one) for one in zip(*edges, strict=True))
+    assert set(edges) == set(itertools.product(kinds, views))
 
 
 def test_an_unsupported_device_is_said(tmp_path: Path, setting: Callable[..., None]) -> None:

@@ -36,11 +36,12 @@ def trials(rung: Rung) -> Iterator[Trial]:
                     spec = replace(spec, activations="int8")
                 rows, inner = (k, m) if turned else (m, k)
                 n = (inner, 1) if rung.op == "matvec" else (5, inner)
-                signature = signatures[number % len(signatures)]
+                signature = signatures[(number + pick) % len(signatures)]
                 problem = make_problem(rung.op, rows, *n, signature, quant=spec, shared_a=True)
                 if rung.refusal(problem) is None:
-                    for kind in ("integers", "normal", "cancel"):
-                        yield Trial(rung.op, Case(problem, kind, number), rung=rung.name)
+                    for kind in ("integers", "normal", "cancel", "scaled"):
+                        odd = 2 * number + 1  # by a plan, too, where NumPy's errors are raised
+                        yield Trial(rung.op, Case(problem, kind, odd), rung=rung.name)
 
 
 def check(name: str) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
+import device_tensors
 import gemmule as gm
 from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
+from device_tensors import Tensor
 from emulated_driver import emulated
+from gemmule import scaled as products
 from gemmule.core.problem import BYTES, numpy_dtype
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung
+from gemmule.dispatch import torch as torch_calls
 from gemmule.oracle import scaled
 from proofs import device as verify_device
 from proofs import proofs
@@ -129,6 +136,26 @@ def test_on_a_device(dtypes: tuple[str, str], only_proved: Any) -> None:
         with pytest.raises(TypeError, match="no proved kernel"):
             gm.matmul(*given[:2], scale_a=given[2])
         del given, scale_b
+
+
+@needs_emulator
+def test_tensors_met_before_are_told_apart_by_how_they_lie(fault: Any) -> None:
+    """A call is kept for tensors of a kind: by one of other strides the product was another."""
+    a, b, rows, columns = operands(PAIRS[0])
+    names = ("int8", "uint8", "float32", "bfloat16")
+    torch = device_tensors.library(**{name: name for name in names})
+    fault(torch_calls, "maker", lambda sound, *given: device_tensors.maker(*given))
+    imported = mock.patch.object(products, "sys", SimpleNamespace(modules={"torch": torch}))
+    with emulated(), imported:
+        lies = itertools.product((a, np.asfortranarray(a)), (b, np.asfortranarray(b)))
+        for left, right in [*lies, (a, b)]:
+            hosts = (left, right, rows[::-1].copy(), columns)
+            given = [Tensor(gm.asarray(one, device="cuda")) for one in hosts]
+            scales = {"scale_a": given[2], "scale_b": given[3]}
+            got = gm.matmul(*given[:2], **scales, rung="wgmma_int8")
+            assert type(got) is Tensor
+            np.testing.assert_allclose(got.array.to_host(), truth(*hosts), rtol=1e-4, atol=1e-3)
+            del given, scales, got
 
 
 def test_what_is_no_scale_is_refused() -> None:

@@ -369,6 +369,9 @@ def test_cache_size_is_read_from_sysfs(tmp_path) -> None:
             ):
                 (entry / name).write_text(text + "\n")
     assert last_level_cache_bytes(tmp_path) == 32 << 20
+    for size in tmp_path.glob("cpu*/cache/index2/size"):
+        size.write_text("33792K\n")
+    assert last_level_cache_bytes(tmp_path) == 33 << 20
     assert last_level_cache_bytes(tmp_path / "nowhere") is None
 
 

@@ -52,7 +52,9 @@ def _with_clock(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
     monkeypatch.setattr(tuner, "place_of", lambda device, cache_bytes: FakePlace(clock))
 
 
-def test_a_tuned_plan_computes_the_same(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuned_plan_computes_the_same(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, only_proved: Callable[..., None]
+) -> None:
     plant(made_rung("usual"), made_rung("other"))
     _with_clock(monkeypatch, FakeClock({"matvec/other(block=4)": 5e-5}))
     A = np.arange(70 * 96, dtype=np.float32).reshape(70, 96) % 7
@@ -68,6 +70,9 @@ def test_a_tuned_plan_computes_the_same(plant: Plant, monkeypatch: pytest.Monkey
     assert better(A[:, ::-1][:, ::-1], x, out=out) is out
     np.testing.assert_array_equal(out, A @ x)
     assert better.tune(max_seconds=5) is better  # and beats whatever else there is
+    assert gm.plan("matvec", A, x).rung.name == "other"
+    only_proved("cpu", {"usual"})
+    assert gm.plan("matvec", A, x).rung.name == "usual", "tuned, and proved no more"
 
 
 def test_a_named_rung_tunes_its_parameters_and_stores_nothing(

@@ -273,7 +273,8 @@ def by_columns(
         if other is not None:
             other(matrix, B, C)
         elif parts.factors is not None:
-            C[...] = times_factors(parts, y)
+            with np.errstate(all="ignore"):  # halves of what is beyond them are infinite, or 0
+                C[...] = times_factors(parts, y)
         elif y is not C:
             C[matrix.perm] = y
 
