@@ -58,7 +58,7 @@ print(json.dumps([len(right), all(right), status]))
 """
 # Two shares that end when both have begun, or after long: how many saw the other.
 MEETING = """
-from gemmule.backends.cpu.atomics import now_ns, write
+from gemmule.backends.cpu.atomics import now_ns
 
 @kernel
 def meet(number: int, begun: int, met: int) -> None:
@@ -127,32 +127,6 @@ other.join()
 print(json.dumps([all(right), stuck_still, int(begun[0]), each_once(40)]))
 """
 
-# A helper's share lasts long after the caller's; then, as borrowed ones are in doubt, others help.
-WAITED = """
-from gemmule.backends.cpu import shares
-
-@kernel
-def late(number: int, begun: int, asleep: int, seen: int) -> None:
-    add(begun, 1)
-    until = now_ns() + 30_000_000_000
-    while read(begun) < 2 and now_ns() < until:
-        pass
-    while number == 1 and read(asleep) == 0 and now_ns() < until:
-        pass
-    if number == 1:
-        write(seen, read(asleep))
-    until = now_ns() + 200_000_000
-    while number == 1 and now_ns() < until:
-        pass
-
-waiting = cpu_pool.in_pool(late, 3)
-begun, seen = np.zeros(1, np.int64), np.zeros(1, np.int64)
-before = helped()
-asleep = cpu_pool.pool_address() + shares.SLOTS_AT + shares.SLEEPS
-waiting(2, begun.ctypes.data, asleep, seen.ctypes.data)
-print(json.dumps([before, int(seen[0]), helped(), helped(), each_once(1000)]))
-"""
-
 
 def child(code: str, pool: str, **more: str) -> list[object]:
     own = {"GEMMULE_POOL": pool, "OPENBLAS_NUM_THREADS": 3, "PYTHONWARNINGS": "ignore"}
@@ -169,12 +143,6 @@ def test_every_share_is_done_once_whoever_calls(pool: str) -> None:
 @pytest.mark.parametrize("pool", ["blas", "own"])
 def test_a_product_does_not_wait_for_helpers_that_are_busy(pool: str) -> None:
     assert child(PRODUCT + ABSENT, pool) == [True, True, 8, True]
-
-
-@pytest.mark.skipif(cpu_threads.usable_processors() < 2, reason="needs two processors")
-@pytest.mark.parametrize("pool", ["blas", "own"])
-def test_who_waits_for_a_helper_sleeps_and_is_helped_again(pool: str) -> None:
-    assert child(PRODUCT + MEETING + WAITED, pool) == [True, 1, True, True, True]
 
 
 @pytest.mark.skipif(cpu_threads.usable_processors() < 2, reason="needs two processors")

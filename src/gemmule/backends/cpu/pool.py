@@ -10,9 +10,8 @@ helpers go where shares are left.
 
 Helpers are the threads of NumPy's OpenBLAS where they can be borrowed (`blas_threads`): what
 NumPy's last product left awake is there at once, and two libraries do not fight over the cores.
-Else, and for a while after these kept a product waiting, they are threads of our own, which spin
-for some microseconds after a product, then sleep. A borrowed thread that comes late finds the slot
-closed, or helps with the product after it.
+Else they are threads of our own, which spin for some microseconds after a product, then sleep. A
+borrowed thread that comes late finds the slot closed, or helps with the product after it.
 
 Where PyTorch asks for a product, its own OpenMP team shares it (`openmp`).
 
@@ -201,7 +200,6 @@ def _find_helpers(words: np.ndarray[Any, Any], address: int) -> None:
     else:
         _state.helpers = f"threads of NumPy's {team.words}"
         _borrow(team, words, address)
-        _start_threads(words, address)
 
 
 def _enlist(words: np.ndarray[Any, Any], address: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from gemmule.backends.cpu.atomics import (
     add,
+    give_way,
     now_ns,
     pause,
     read,
@@ -37,11 +38,11 @@ SIGNAL, SLEEPERS, STOP, ALIVE = 0, 128, 256, 384
 QUEUE, TEAM, RUNNING, START, WAIT, LEAVE, GONE = 264, 272, 280, 288, 296, 304, 312
 PARALLEL, NUMBER, MEMBER = 320, 328, 336  # see `openmp`
 PENDING, SUBMITTING = 448, 456
-_DOUBT, _DOUBT_ENDS = 512, 520
+_LONE, _DOUBT = 512, 520
 # A slot begins at a multiple of its size, so that its address and a helper's number are one word.
 SLOT, SLOTS, SLOTS_AT = 1024, 8, 1024
 SERIAL, _TASK, _WORDS, _COUNT, _LIMIT, _DUE, HOME, RANGES = 0, 8, 16, 24, 32, 40, 48, 56
-_DONE, SLEEPS, _JOINED = 128, 136, 256
+_DONE, _JOINED = 128, 256
 _OWNED, ENTRIES, CUT, _ENDED = 384, 392, 400, 408
 MEMORY = SLOTS_AT + SLOTS * SLOT
 RANGE_BYTES = 128  # two lines, as processors fetch them in pairs
@@ -51,23 +52,18 @@ _SHARE = (1 << _SHARE_BITS) - 1
 # a loop in Python, short beside what another library's threads lose by it.
 _SPIN_NS = 20_000
 _FAN = 4  # helpers that each helper wakes: all are awake after two or three steps
-# A caller that waits for a last share spins so long, which is longer than a share takes, and then
-# sleeps until it is done. Nobody gives way by `sched_yield`: who does so beside busy processes
-# loses what the scheduler owes it, and waits for others' slices again and again (Linux 6.18).
-_PATIENCE_NS = 100_000
+_PATIENCE_NS = 5_000  # a caller that waits for a last share spins so long, then gives way
 # How long from its first share on everyone leaves the others' ranges to them: threads are called
 # one after the other. Who has not come by then, when one's own range is done, is not there.
 _GRACE_NS = 2_000
 # A helper that the system stops within a share, as it does beside other busy processes, keeps its
-# caller waiting for a slice of 3 to 30 ms. OpenBLAS's threads spin between products, and spend by
-# that what the scheduler owes them; our own sleep, and so run when they are called. So where
-# callers have lost more time by waiting than helpers saved, our own are called, for twice as long
-# as was lost, at most a second. On four of 16 cores of a Xeon with AMX, beside four busy processes,
-# float32 A x took on average (2026-11): at 1024 0.38 ms by OpenBLAS's threads, 0.16 by our own (a
-# loop of the same processor time 0.03), at 4096 7.5 and 3.0 (1.8); alone for as long as threads
-# were in doubt 4.6.
+# caller waiting for a slice of 3 to 30 ms, and what it does is half of the product at most. What
+# such waits lost is weighed against what helpers did since: as long as they lost more, products go
+# alone for twice as long as was lost, at most 100 ms. 2,000 products of 1024 x 1024 float32 beside
+# two busy processes on two cores took 0.26 ms on average with helpers, 0.13 alone; of 4096 x 4096
+# 5.5 and 8.3, and beside seven 20 (Xeon with AMX, 2026-11).
 _LATE_NS = 100_000  # which helpers may always be: to wake a thread takes so long
-_MOST_DOUBT_NS = 1_000_000_000
+_MOST_DOUBT_NS = 100_000_000
 
 
 @kernel
@@ -108,8 +104,6 @@ def work_on(
             some += 1
         if some > 0:
             add(slot + _DONE, some)
-            if me > 0 and read(slot + SLEEPS) != 0:
-                wake(slot + _DONE, 1)
             done += some
         if step > 0 or (me > 0 and some == 0):  # who comes late takes what is left at once
             continue
@@ -164,6 +158,7 @@ def work(pool: int) -> None:
         until = now_ns() + _SPIN_NS
         while read(pool + SIGNAL) == seen and now_ns() < until:
             pause()
+            give_way()
         if read(pool + SIGNAL) == seen:
             add(pool + SLEEPERS, 1)
             sleep_while(pool + SIGNAL, seen & 0xFFFFFFFF)
@@ -227,31 +222,27 @@ def stop(pool: int) -> None:
 
 
 @kernel
-def _judge(pool: int, worked: int, ended: int) -> None:
-    """Weigh how long a caller worked, until `ended`, and has then waited for helpers."""
-    now = now_ns()
-    lost, doubt = now - ended - 2 * worked - _LATE_NS, read(pool + _DOUBT)
-    if lost > 0:
-        doubt = min(2 * (doubt + lost), _MOST_DOUBT_NS)
-        write(pool + _DOUBT, doubt)
-        write(pool + _DOUBT_ENDS, now + doubt)
-    elif doubt > 0:
-        write(pool + _DOUBT, max(doubt - worked, 0))
+def _alone(pool: int, task: int, words: int, count: int, begun: int) -> Any:
+    """Run shares, the last first, for as long as helpers are in doubt; return what is left."""
+    end, now = begun + read(pool + _LONE), begun
+    while count > 0 and now < end:
+        count -= 1
+        call_c(task, (words, count))
+        now = now_ns()
+    add(pool + _LONE, begun - now)
+    return count
 
 
 @kernel
-def _wait(slot: int, due: int, ended: int) -> None:
-    """Wait until a slot's shares are done: for a while awake, then asleep."""
-    done = read(slot + _DONE)
-    while done != due:
-        pause()
-        if now_ns() > ended + _PATIENCE_NS:
-            write(slot + SLEEPS, 1)
-            done = read(slot + _DONE)
-            if done != due:
-                sleep_while(slot + _DONE, done & 0xFFFFFFFF)
-        done = read(slot + _DONE)
-    write(slot + SLEEPS, 0)
+def _judge(pool: int, worked: int, waited: int) -> None:
+    """Weigh how long a caller worked, and then waited for helpers, in nanoseconds."""
+    lost, doubt = waited - 2 * worked - _LATE_NS, read(pool + _DOUBT)
+    if lost > 0:
+        doubt = min(2 * (doubt + lost), _MOST_DOUBT_NS)
+        write(pool + _LONE, doubt)
+        write(pool + _DOUBT, doubt)
+    elif doubt > 0:
+        write(pool + _DOUBT, max(doubt - worked, 0))
 
 
 @kernel
@@ -260,7 +251,11 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
 
     pool: address of the pool's memory, read only where helpers is not 0. For use in kernels.
     """
-    slot = 0
+    slot, begun = 0, 0
+    if helpers > 0 and count > 1:
+        begun = now_ns()
+        if read(pool + _LONE) > 0:
+            count = _alone(pool, task, words, count, begun)
     if helpers > 0 and count > 1:
         for i in range(SLOTS):
             at = pool + SLOTS_AT + i * SLOT
@@ -271,9 +266,7 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
         for number in range(count):
             call_c(task, (words, number))
         return
-    begun = now_ns()
-    borrowed = read(pool + QUEUE) != 0 and begun >= read(pool + _DOUBT_ENDS)
-    if borrowed:  # no more than there are in OpenBLAS's team
+    if read(pool + QUEUE) != 0:  # no more than there are in OpenBLAS's team
         helpers = min(helpers, max(_int32(read(pool + TEAM), 0) - 1, 0))
     serial, due = read(slot + SERIAL) + 1, read(slot + _DUE) + count
     people = min(helpers + 1, count)
@@ -287,7 +280,7 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
         call_c(read(pool + PARALLEL), (read(pool + MEMBER), slot, people, 0))
         ended = read(slot + _ENDED)
     else:
-        if borrowed:
+        if read(pool + QUEUE) != 0:
             _borrow(pool, slot, people - 1)
         else:
             add(pool + SIGNAL, 1)
@@ -295,8 +288,10 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
                 wake(pool + SIGNAL, min(_FAN, helpers))
         work_on(pool, slot, serial, 0, people, count, task, words)
         ended = now_ns()
-    _wait(slot, due, ended)
-    if borrowed:
-        _judge(pool, ended - begun, ended)
+    while read(slot + _DONE) != due:
+        pause()
+        if now_ns() > ended + _PATIENCE_NS:
+            give_way()
+    _judge(pool, ended - begun, now_ns() - ended)
     write(slot + SERIAL, serial + 1)
     write(slot + _OWNED, 0)
