@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from gemmule.quant import checks, library
 from gemmule.quant.cuda import fragment_order
-from gemmule.quant.layouts import get_layout
+from gemmule.quant.layouts import get_layout, unwoven, woven
 
 Matrix = TypeVar("Matrix", bound=Any)
 
@@ -32,9 +32,15 @@ def on(matrix: Matrix, device: str) -> Matrix:
 def in_layout(matrix: Matrix, layout: str) -> Matrix:
     """Return a matrix on the host in another layout."""
     m, n = matrix.stored_shape
-    row = get_layout(matrix.layout).to_row(matrix.codes, m, n, matrix.bits)
+    apart = matrix.format is not None
+    held = matrix.codes
+    if apart and matrix.layout == fragment_order.LAYOUT:
+        held = unwoven(held)
+    row = get_layout(matrix.layout).to_row(held, m, n, matrix.bits)
     target = get_layout(layout)
     codes = target.from_row(row, m, n, matrix.bits)
+    if apart and layout == fragment_order.LAYOUT:
+        codes = woven(codes)
     scales, zeros = (
         None if part is None else checks.read_only(part, target.scale_order)
         for part in (matrix.scales, matrix.zeros)
@@ -45,7 +51,8 @@ def in_layout(matrix: Matrix, layout: str) -> Matrix:
 def reordered(matrix: Matrix, layout: str) -> Matrix:
     """Return a matrix on a CUDA device in the other layout there is."""
     m, n = matrix.stored_shape
-    codes = fragment_order.reordered(matrix.codes, layout, m, n, matrix.bits)
+    floats = matrix.format is not None
+    codes = fragment_order.reordered(matrix.codes, layout, (m, n), matrix.bits, floats=floats)
     scales, zeros = (
         None if part is None else fragment_order.turned(part)
         for part in (matrix.scales, matrix.zeros)

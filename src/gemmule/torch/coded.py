@@ -8,7 +8,6 @@ from typing import Any, Self
 import torch
 
 from gemmule.core.problem import FLOAT4
-from gemmule.quant.float4 import widened
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.rounding import dtype_name
 from gemmule.torch.parts import (
@@ -20,7 +19,6 @@ from gemmule.torch.parts import (
     ordered,
     placed,
     reordered,
-    tensor_of,
 )
 from gemmule.torch.saving import refuse_while_saving
 
@@ -29,8 +27,7 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
     """A module that holds a `QuantizedMatrix`'s parts as buffers, in the order that is read.
 
     They are ``codes``, ``scales``, ``zeros`` and ``perm``. They follow to a device, but not to
-    another dtype; a state_dict holds copies in layout ``row``. 4-bit floats that go to a GPU become
-    8-bit codes of the same weights.
+    another dtype; a state_dict holds copies in layout ``row``.
     """
 
     bits: int
@@ -82,17 +79,8 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
             self._hold(parts)
         shown = fn(torch.empty(0, dtype=self.weight_dtype))
         self.weight_dtype = shown.dtype
-        if shown.is_cuda and self.format is not None:
-            self._widen()
-            parts = self._parts
         self._hold(moved(parts, fn, self._shape))
         return self
-
-    def _widen(self) -> None:
-        """Hold 8-bit codes of the same weights, not 4-bit floats, which no GPU reads here."""
-        wide = widened(self.matrix)
-        self._hold(tuple(tensor_of(getattr(wide, part)) for part in PARTS))
-        self.bits = wide.bits
 
     @property
     def _form(self) -> dict[str, Any]:

@@ -49,6 +49,7 @@ template <class TX, class TS, bool ZEROS, int SETS, int TILES, int ROWS> struct 
   ptx::Vec<TX, 2> x[ROWS][2];
   ptx::Vec<TS, 2> scale[ROWS][SETS][2];
   ptx::Vec<float, 2> zero[ZEROS ? ROWS : 1][SETS][2];
+  ptx::Vec<float, 2> factor[Float4<TS>::factors ? ROWS : 1][2];
   template <bool PAIRS>
   __device__ __forceinline__ void load(const QuantArgs& p, const Words* const (&from)[TILES], const i64 (&group)[SETS],
                                        int first, int down, int across, int t) {
@@ -62,6 +63,7 @@ template <class TX, class TS, bool ZEROS, int SETS, int TILES, int ROWS> struct 
     for (int r = 0; r < ROWS; ++r) {
       const int row = 16 * (first + r) + 2 * t;
       load_rows<PAIRS, true>((const TX*)p.x, p.x_step, row, m, x[r]);
+      if constexpr (Float4<TS>::factors) load_rows<PAIRS, false>((const float*)p.zeros, 1, row, m, factor[r]);
 #pragma unroll
       for (int s = 0; s < SETS; ++s) {
         load_rows<PAIRS, false>((const TS*)p.scales + group[s], step, row, m, scale[r][s]);
@@ -82,7 +84,7 @@ template <bool PAIRS, class TX, class TY, class TS, int BITS, bool ZEROS, int SP
           int TILES, int ROWS, int AHEAD, class Meet, int WIDTH>
 __device__ __forceinline__ void sum_columns(const QuantArgs& p, Shares<WIDTH, DOWN, Meet::blocks>& shares) {
   typedef __nv_bfloat16 T;
-  typedef Numbers<T, BITS> N;
+  typedef NumbersOf<T, BITS, TS> N;
   typedef Tile<BITS> Shape;
   constexpr int SETS = TILES * SPLIT > 2 ? TILES * SPLIT / 2 : 1, OF_TILE = SPLIT == 4 ? 2 : 1, CLUSTER = Meet::blocks;
   constexpr int THREADS = 32 * ACROSS * DOWN;
@@ -122,7 +124,9 @@ __device__ __forceinline__ void sum_columns(const QuantArgs& p, Shares<WIDTH, DO
             float scaled[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              scaled[e] = wide<float>(turn.x[r][h][e]) * wide<float>(turn.scale[r][s][h][e]);
+              if constexpr (Float4<TS>::factors)
+                scaled[e] = wide<float>(turn.x[r][h][e]) * turn.factor[r][h][e] * wide<float>(turn.scale[r][s][h][e]);
+              else scaled[e] = wide<float>(turn.x[r][h][e]) * wide<float>(turn.scale[r][s][h][e]);
               if constexpr (ZEROS) less[s] = fmaf(scaled[e], turn.zero[r][s][h][e] - N::less, less[s]);
             }
             b[s][h] = part.pair(scaled[0], scaled[1]);

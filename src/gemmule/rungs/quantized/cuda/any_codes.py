@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4_DTYPE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
@@ -24,7 +24,7 @@ from gemmule.storage.models import numbers
 
 SIGNATURES: tuple[Signature, ...] = tuple(
     (a, x, out)
-    for a in ("uint4", "uint8")
+    for a in ("uint4", "uint8", FLOAT4_DTYPE)
     for x, out in (
         ("float32", "float32"),
         ("float16", "float16"),
