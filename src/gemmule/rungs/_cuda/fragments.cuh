@@ -76,22 +76,26 @@ template <class TS> struct Floats<__half, TS> {
   static constexpr float less = 8;
   static constexpr u32 ones = 0x3c003c00u;
   __device__ static __forceinline__ float lift(int) { return 16384; }
-  __device__ static __forceinline__ void fragment(const Words& words, int j, u32 (&a)[4]) {
-    const u32 w = words[j], w3 = w << 3, sign = 0x80008000u, size = 0x0e000e00u;
+  __device__ static __forceinline__ void bits(u32 w, u32 (&a)[4]) {
+    const u32 w3 = w << 3, sign = 0x80008000u, size = 0x0e000e00u;
     a[0] = (w3 & size) | (w & sign), a[1] = (w & size) | (w << 1 & sign);
     a[2] = (w << 9 & size) | (w << 2 & sign), a[3] = (w << 6 & size) | (w3 & sign);
   }
+  __device__ static __forceinline__ void fragment(const Words& words, int j, u32 (&a)[4]) { bits(words[j], a); }
 };
 template <class TS> struct Floats<__nv_bfloat16, TS> {
   static constexpr float less = 8;
   static constexpr u32 ones = 0x3f803f80u;
   __device__ static __forceinline__ float lift(int) { return 1; }
-  __device__ static __forceinline__ void fragment(const Words& words, int j, u32 (&a)[4]) {
-    const u32 w = words[j], sign = 0x80008000u, size = 0x01c001c0u, up = 0x7e807e80u;
+  __device__ static __forceinline__ void bits(u32 w, u32 (&a)[4]) {
+    const u32 sign = 0x80008000u, size = 0x01c001c0u;
     a[0] = w & (sign | size), a[1] = (w >> 3 & size) | (w << 1 & sign);
     a[2] = (w << 6 & size) | (w << 2 & sign), a[3] = w << 3 & (sign | size);
+  }
+  __device__ static __forceinline__ void fragment(const Words& words, int j, u32 (&a)[4]) {
+    bits(words[j], a);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) a[r] = ptx::fma_bf16x2(a[r], up, sign);  // + -0, which changes nothing
+    for (int r = 0; r < 4; ++r) a[r] = ptx::fma_bf16x2(a[r], 0x7e807e80u, 0x80008000u);  // + -0, which changes nothing
   }
 };
 // By the type of their scales.

@@ -161,7 +161,12 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     if fragments.quant(problem).has_perm or problem.n <= 16:
         return []
     found = (dict(zip(_NAMES, shape, strict=True)) for shape in _SHAPES)
-    return [params for params in found if _stages(problem, params) >= _LEAST_STAGES]
+    whole = fragments.quant(problem).format == "nvfp4"
+    return [
+        params
+        for params in found
+        if _stages(problem, params) >= _LEAST_STAGES and not (whole and params["parts"] > 1)
+    ]
 
 
 RUNG = CudaRung(
@@ -172,7 +177,9 @@ RUNG = CudaRung(
     after="arranged_columns",
     # Of 8 bits beside float16, scales below what halves hold cost more than the bound allows.
     signatures=tuple(
-        s for s in fragments.SIGNATURES if s[1] in HALVES and s[:2] != ("uint8", "float16")
+        s
+        for s in fragments.SIGNATURES + fragments.FLOATS
+        if s[1] in HALVES and s[:2] != ("uint8", "float16")
     ),
     layouts_b=("row", "col", "strided"),
     arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0, inputs=problem.b),
@@ -188,6 +195,12 @@ RUNG = CudaRung(
         Constraint(
             "one of the declared shapes",
             lambda problem, params: tuple(params[name] for name in _NAMES) in _SHAPES,
+        ),
+        Constraint(
+            "whole sums where rows have factors",
+            lambda problem, params: (
+                params["parts"] == 1 or fragments.quant(problem).format != "nvfp4"
+            ),
         ),
     ),
     archs=("sm_90a",),
