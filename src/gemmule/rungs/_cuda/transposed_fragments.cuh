@@ -43,13 +43,16 @@ __device__ __forceinline__ void load_rows(const T* from, i64 step, int row, int 
   }
 }
 
+// What rows have beside the scales of NVFP4.
+template <class TS, int ROWS, bool FACTORS = Float4<TS>::factors> struct RowFactors {};
+template <class TS, int ROWS> struct RowFactors<TS, ROWS, true> { ptx::Vec<float, 2> factor[ROWS][2]; };
+
 // What a warp loads for ROWS rows of TILES tiles: codes, x, scales and zero points.
-template <class TX, class TS, bool ZEROS, int SETS, int TILES, int ROWS> struct Turn {
+template <class TX, class TS, bool ZEROS, int SETS, int TILES, int ROWS> struct Turn : RowFactors<TS, ROWS> {
   Words codes[ROWS][TILES];
   ptx::Vec<TX, 2> x[ROWS][2];
   ptx::Vec<TS, 2> scale[ROWS][SETS][2];
   ptx::Vec<float, 2> zero[ZEROS ? ROWS : 1][SETS][2];
-  ptx::Vec<float, 2> factor[Float4<TS>::factors ? ROWS : 1][2];
   template <bool PAIRS>
   __device__ __forceinline__ void load(const QuantArgs& p, const Words* const (&from)[TILES], const i64 (&group)[SETS],
                                        int first, int down, int across, int t) {
@@ -63,7 +66,7 @@ template <class TX, class TS, bool ZEROS, int SETS, int TILES, int ROWS> struct 
     for (int r = 0; r < ROWS; ++r) {
       const int row = 16 * (first + r) + 2 * t;
       load_rows<PAIRS, true>((const TX*)p.x, p.x_step, row, m, x[r]);
-      if constexpr (Float4<TS>::factors) load_rows<PAIRS, false>((const float*)p.zeros, 1, row, m, factor[r]);
+      if constexpr (Float4<TS>::factors) load_rows<PAIRS, false>((const float*)p.zeros, 1, row, m, this->factor[r]);
 #pragma unroll
       for (int s = 0; s < SETS; ++s) {
         load_rows<PAIRS, false>((const TS*)p.scales + group[s], step, row, m, scale[r][s]);
