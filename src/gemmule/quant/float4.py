@@ -8,18 +8,22 @@ several such numbers stand behind each other.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.problem import FLOAT4, numpy_dtype
 from gemmule.quant import rounding
-from gemmule.quant.layouts import Codes, pack_nibbles, row_blocks
+from gemmule.quant.layouts import Codes, pack_nibbles, row_blocks, row_codes
 from gemmule.quant.search import SHRINKS, error_ratio
 
 Floats = NDArray[Any]
+Matrix = TypeVar("Matrix", bound=Any)
+log = logging.getLogger("gemmule")
 
 BITS = 4
 GROUP_SIZES = {"mxfp4": 32, "nvfp4": 16}
@@ -144,3 +148,33 @@ def _nearest(groups: Floats, scales: Floats) -> Codes:
         ratios = groups / rounding.divisors(scales)[..., None]
         found: Codes = ratios.astype(np.float32).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
     return np.where(scales[..., None] == 0, np.uint8(0), found)
+
+
+def widened(matrix: Matrix) -> Matrix:
+    """Return a matrix of such codes as one of 8 bits, symmetric, of the same weights.
+
+    Stacks of experts go to a GPU as that.
+    A code's double is a whole number, and half a scale of MXFP4 is a bfloat16. A scale of NVFP4
+    times its factor is rounded to float32. Codes take twice the bytes.
+    """
+    log.warning(
+        "%s codes of experts become 8-bit codes of the same weights, of twice the bytes: grouped "
+        "products on a GPU read no 4-bit floats",
+        matrix.format,
+    )
+    m, n = matrix.stored_shape
+    twice = (128 + 2 * VALUES).astype(np.uint8)
+    codes = np.empty((m, n), np.uint8)
+    for rows in row_blocks(m, n):
+        codes[rows] = twice[row_codes(matrix.codes, rows, n, BITS)]
+    scales = matrix.scales.astype(np.float32)
+    if matrix.factors is None:
+        halved: Floats = (scales / 2).astype(numpy_dtype("bfloat16"))
+    else:
+        halved = scales * matrix.factors / 2
+    return replace(matrix, codes=_kept(codes), scales=_kept(halved), zeros=None, bits=8)
+
+
+def _kept(part: Floats) -> Floats:
+    part.flags.writeable = False
+    return part

@@ -13,6 +13,7 @@ import torch
 
 from gemmule.dispatch.tracked import recorded
 from gemmule.frameworks.autograd import autocast
+from gemmule.quant.float4 import widened
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 from gemmule.quant.stack import QuantizedStack
@@ -145,6 +146,17 @@ class QuantStack(Coded):
         made._hold(placed(made._parts, made._shape))
         made.stack  # noqa: B018  what is wrong is said now
         return made
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        if self.format is not None and fn(torch.empty(0, dtype=self.weight_dtype)).is_cuda:
+            self._widen()
+        return super()._apply(fn, recurse)
+
+    def _widen(self) -> None:
+        """Hold 8-bit codes of the same weights: grouped products on a GPU read no 4-bit floats."""
+        wide = widened(self.matrix)
+        self._hold(tuple(tensor_of(getattr(wide, part)) for part in PARTS))
+        self.bits = wide.bits
 
     @property
     def _shape(self) -> StackShape:
