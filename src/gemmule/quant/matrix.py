@@ -331,8 +331,11 @@ class QuantizedMatrix(Factor):
 
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. Without a layout a matrix of layout ``row``
         comes from the host to a GPU in layout ``mma16``, which the fast kernels read. On a GPU a
-        matrix is put in order by the GPU. ValueError for an unknown layout or device, DeviceError
-        where there is no GPU.
+        matrix is put in order by the GPU. 4-bit floats stay what they are where kernels that read
+        them are proved; elsewhere they become 8-bit codes of the same weights on the way there, of
+        twice the bytes, with a warning in the log, and stay so; of NVFP4 a scale times its factor
+        is rounded to float32. ValueError for an unknown layout or device, DeviceError where there
+        is no GPU.
 
         >>> import gemmule as gm, numpy as np
         >>> Q = gm.quantize(np.ones((3, 3)), bits=4)
@@ -343,8 +346,12 @@ class QuantizedMatrix(Factor):
         name = self.device if device is None else library.mover(device)[0]
         if layout is None and self.device == "cpu" != name and target == "row":
             target = fragment_order.LAYOUT
-        there = places.on(self, name)
-        if target == self.layout:
+        given = self
+        moves = self.device == "cpu" != name
+        if moves and self.format and not places.reads_floats(self.format, name):
+            given = float4.widened(self.to("cpu", "row"))
+        there = places.on(given, name)
+        if target == given.layout:
             return there
         put = places.in_layout if name == "cpu" else places.reordered
         return put(there, target)

@@ -116,7 +116,7 @@ class QuantizedStack:
 def _read_there(matrix: QuantizedMatrix, device: str) -> QuantizedMatrix:
     """Return the matrix in codes that grouped products read on a device, where it lies."""
     if matrix.format is None or device == "cpu":
-        return matrix
+        return matrix  # grouped products on a GPU read no 4-bit floats
     return float4.widened(matrix.to("cpu", "row")).to(matrix.device, "row")
 
 

@@ -13,7 +13,6 @@ import torch
 
 from gemmule.dispatch.tracked import recorded
 from gemmule.frameworks.autograd import autocast
-from gemmule.quant.float4 import widened
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 from gemmule.quant.stack import QuantizedStack
@@ -147,16 +146,8 @@ class QuantStack(Coded):
         made.stack  # noqa: B018  what is wrong is said now
         return made
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        if self.format is not None and fn(torch.empty(0, dtype=self.weight_dtype)).is_cuda:
-            self._widen()
-        return super()._apply(fn, recurse)
-
-    def _widen(self) -> None:
-        """Hold 8-bit codes of the same weights: grouped products on a GPU read no 4-bit floats."""
-        wide = widened(self.matrix)
-        self._hold(tuple(tensor_of(getattr(wide, part)) for part in PARTS))
-        self.bits = wide.bits
+    def _stays_on(self, device: torch.device) -> bool:
+        return self.format is None  # grouped products on a GPU read no 4-bit floats
 
     @property
     def _shape(self) -> StackShape:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import gemmule as gm
 from gemmule.core.problem import (
     COMPLEX,
+    FLOAT4_DTYPE,
     FLOAT8,
     INTEGERS,
     Problem,
@@ -162,8 +163,9 @@ def _case_ops(op: str) -> tuple[str, ...]:
 
 
 def _signatures(op: str, backend: str) -> Sequence[Signature]:
-    if op == "quantized":
-        return QUANTIZED_SIGNATURES
+    if op == "quantized":  # 4-bit floats become 8-bit codes on a GPU
+        given = QUANTIZED_SIGNATURES
+        return tuple(s for s in given if backend == "cpu" or s[0] != FLOAT4_DTYPE)
     known = (*ALL_SIGNATURES, *MIXED)
     if backend == "cuda":
         return tuple(s for s in known if s[0] not in COMPLEX)
