@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,17 @@ import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule import backends
 from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
 from emulated_driver import emulated
+from fences import fenced
+from forks import start_fork, status_of
+from gemmule import backends
 from gemmule.core.problem import FLOAT4_DTYPE
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung
+from gemmule.oracle.inputs import make_inputs
+from gemmule.oracle.judge import check
 from gemmule.oracle.problems import float4_spec, make_problem, nonfinite_cases
 from gemmule.quant.layouts import unwoven, woven
 from gemmule.storage import evidence
@@ -74,13 +79,13 @@ def test_right_under_the_emulator(rung: CudaRung) -> None:
     count, formats = 0, set()
     for signature in [one for one in rung.signatures if one[0] == FLOAT4_DTYPE]:
         for quant in verify_device.taken_quants(rung, signature):
-            for which, kind in enumerate(("integers", "normal", "cancel")):
+            for which, kind in ((0, "integers"), (0, "normal"), (2, "cancel")):
                 problem = verify_device.awkward(rung, signature, quant, which)
                 if rung.refusal(problem) is not None:
                     continue
                 params = rung.check_params(problem, None)
                 trials = [verify_device.Trial(problem, params, kind, "contiguous", count)]
-                if which == 0:
+                if kind == "integers":
                     cases = list(nonfinite_cases(problem))[:: 2 + count % 3][:2]
                     trials += [replace(trials[0], kind="nonfinite", seed=c.seed) for c in cases]
                 for trial in trials:
@@ -185,3 +190,41 @@ def test_records_open_the_door() -> None:
     (rung,) = (param.values[0] for param in TAKING if param.id == "fragment_codes")
     known = any(r.rung == rung.name and r.variant.startswith(FLOAT4_DTYPE) for r in evidence.read())
     assert backend.proved(rung, problem, proofs.proof_machine()) == known
+
+
+def runs_within_pages(rung: CudaRung, at_end: bool) -> None:
+    found = 0
+    for signature in [one for one in rung.signatures if one[0] == FLOAT4_DTYPE][:2]:
+        for quant in verify_device.taken_quants(rung, signature):
+            problem = verify_device.awkward(rung, signature, quant, 0)
+            problem = replace(problem, m=problem.m - problem.m % 2)  # rows in pairs, too
+            params = rung.check_params(problem, None)
+            near = make_inputs(problem, "integers", 7)
+            matrix = near.a.T if near.a.transposed else near.a
+            parts = {
+                name: fenced(part, at_end, 16 if name == "codes" else part.itemsize * 2)
+                for name in ("codes", "scales", "zeros")
+                if (part := getattr(matrix, name)) is not None
+            }
+            given = replace(matrix, **parts)
+            held = replace(
+                near,
+                a=given.T if near.a.transposed else given,
+                b=fenced(near.b, at_end, near.b.itemsize),
+                out=fenced(near.out, at_end, near.out.itemsize),
+            )
+            verdict = check(
+                held, rung.arithmetic(problem), params, Emulator(2).run(rung, held, params)
+            )
+            assert verdict.ok, f"{problem}: {verdict.text}"
+            found += 1
+    assert found
+
+
+@needs_emulator
+@pytest.mark.parametrize("rung", TAKING)
+def test_nothing_beyond_the_parts_is_touched(rung: CudaRung) -> None:
+    """In children, since they die where a kernel reads or writes in front of them or behind."""
+    for at_end in (False, True):
+        ended = status_of(start_fork(partial(runs_within_pages, rung, at_end)))
+        assert ended == 0, f"{rung.name}: ended by {ended}, operands at a page's end: {at_end}"

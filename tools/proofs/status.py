@@ -106,7 +106,9 @@ def _waits(variant: str) -> bool:
 
     4-bit floats go to a GPU as other codes before (`gemmule.quant.places.reads_floats`).
     """
-    return variant.startswith(FLOAT4_DTYPE) or variant.endswith((evidence.WITH_BIAS, evidence.SCALED))
+    return variant.startswith(FLOAT4_DTYPE) or variant.endswith(
+        (evidence.WITH_BIAS, evidence.SCALED)
+    )
 
 
 def take(

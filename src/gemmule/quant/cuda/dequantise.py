@@ -1,7 +1,8 @@
 """Dequantising on the device: whole matrices, and pieces of them for products.
 
-Each weight is ``scale * (code - zero)`` in float32, of 4-bit floats code times scale times factor, rounded once to the dtype that is asked for,
-bit for bit as `QuantizedMatrix.dequantize` computes it on the host.
+Each weight is ``scale * (code - zero)`` in float32, of 4-bit floats code times scale times factor,
+rounded once to the dtype that is asked for, bit for bit as `QuantizedMatrix.dequantize` computes it
+on the host.
 """
 
 from __future__ import annotations

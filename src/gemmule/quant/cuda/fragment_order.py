@@ -43,7 +43,7 @@ def reordered(
 
 
 def turned(numbers: DeviceArray) -> DeviceArray:
-    """Return a matrix of 1-, 2- or 4-byte numbers, C-ordered, in Fortran's order, or the reverse."""
+    """Return a matrix of 1, 2 or 4-byte numbers, C-ordered, in Fortran's order, or the reverse."""
     rows, columns = numbers.shape
     backwards = numbers.strides[1] != 1 and columns > 1
     source = numbers.T if backwards else numbers
