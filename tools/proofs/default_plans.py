@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from gemmule.choose import eligible
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4_DTYPE, Problem
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung, Machine, Rung, Signature
 from gemmule.oracle.problems import make_problem
@@ -69,9 +69,11 @@ def _best(takers: Sequence[CudaRung], problem: Problem, machine: Machine) -> Run
 
 def problems(signatures: Sequence[Signature] | None = None) -> Iterator[Problem]:
     """Yield the fixed problems of every signature (default: all) that some CUDA rung declares."""
-    rungs = cuda_rungs()
+    rungs = cuda_rungs()  # 4-bit floats go to a GPU once each rung that takes them is proved
     plain = dict.fromkeys((r.op, s) for r in rungs if not r.quantized for s in r.signatures)
-    coded = dict.fromkeys((r.op, s) for r in rungs if r.quantized for s in r.signatures)
+    coded = dict.fromkeys(
+        (r.op, s) for r in rungs if r.quantized for s in r.signatures if FLOAT4_DTYPE not in s
+    )
     for op, signature in plain:
         if signatures is None or signature in signatures:
             yield from _plain(op, signature)

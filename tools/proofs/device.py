@@ -157,7 +157,8 @@ def _seen(rung: DeviceRung, problem: Problem, view: str) -> tuple[Problem, str]:
     if view != "sliced":
         return problem, view
     every = (problem.a, problem.b, problem.out)
-    types = [name for name in every if problem.quant is None or not name.startswith("uint")]
+    codes = ("uint", "float4")
+    types = [name for name in every if problem.quant is None or not name.startswith(codes)]
     smallest = min(ITEMSIZE[name] for name in types)
     later = replace(problem, alignment=min(problem.alignment, smallest))
     return (later, view) if rung.refusal(later) is None else (problem, "contiguous")

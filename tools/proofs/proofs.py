@@ -23,7 +23,7 @@ from typing import Any
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form, c_strides
-from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.problem import FLOAT4, FLOAT4_DTYPE, Problem, QuantSpec
 from gemmule.core.registry import device_rungs
 from gemmule.core.rung import (
     CudaRung,
@@ -35,7 +35,7 @@ from gemmule.core.rung import (
     with_bias,
     with_scales,
 )
-from gemmule.oracle.problems import make_problem
+from gemmule.oracle.problems import float4_spec, make_problem
 from gemmule.storage import built, evidence, sources
 
 # The architecture of the device that proves; others are compiled and emulated.
@@ -138,6 +138,10 @@ def fixed_problems(rung: DeviceRung, signature: Signature) -> Iterator[Problem]:
 
 def quant_specs(signature: Signature) -> Iterator[QuantSpec]:
     """Yield the quantisations that the fixed problems of a signature meet."""
+    if FLOAT4_DTYPE in signature:
+        pairs = itertools.product((False, True), ("row", "mma16"), range(len(FLOAT4)))
+        yield from (float4_spec(one, transposed=turned, layout=way) for turned, way, one in pairs)
+        return
     bits = 4 if "uint4" in signature else 8
     for group, zeros, transposed, scale, layout in itertools.product(
         GROUPS, (False, True), (False, True), ("float32", "float16"), ("row", "mma16")

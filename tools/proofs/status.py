@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmule.backends.cuda import nvrtc
+from gemmule.core.problem import FLOAT4_DTYPE
 from gemmule.core.registry import device_rungs
 from gemmule.core.rung import DeviceRung
 from gemmule.storage import evidence
@@ -63,9 +64,15 @@ class Standing:
         words += [f"outdated: {line}" for line in self.outdated]
         ends = (evidence.WITH_BIAS, evidence.SCALED)
         added = [name for name in self.unproved if name[2].endswith(ends)]
-        rungs = sorted({f"{name[0]}/{name[1]}" for name in self.unproved if name not in added})
+        floats = [n for n in self.unproved if n not in added and n[2].startswith(FLOAT4_DTYPE)]
+        others = [name for name in self.unproved if name not in added and name not in floats]
+        rungs = sorted({f"{name[0]}/{name[1]}" for name in others})
         if rungs:
             words.append(f"unproved, never chosen automatically: {', '.join(rungs)}")
+        words += [
+            f"unproved, 4-bit floats go to a GPU as 8-bit codes until then: {'/'.join(name)}"
+            for name in floats
+        ]
         words += [
             f"unproved, a bias or scales take a launch of their own: {'/'.join(name)}"
             for name in added
@@ -87,11 +94,21 @@ def judge(keys: Keys, records: Iterable[Record]) -> Standing:
     for name, key in keys.items():
         if name in proved:
             (standing.current if key in proved[name] else standing.stale).append(name)
-        elif name[:2] in rungs and not name[2].endswith((evidence.WITH_BIAS, evidence.SCALED)):
+        elif name[:2] in rungs and not _waits(name[2]):
             standing.missing.append(name)
         else:
             standing.unproved.append(name)
     return standing
+
+
+def _waits(variant: str) -> bool:
+    """Tell whether plans meet a variant only once it is proved.
+
+    4-bit floats go to a GPU as other codes before (`gemmule.quant.places.reads_floats`).
+    """
+    return variant.startswith(FLOAT4_DTYPE) or variant.endswith(
+        (evidence.WITH_BIAS, evidence.SCALED)
+    )
 
 
 def take(

@@ -195,10 +195,12 @@ def values_by(pick: int, seed: int, problem: Problem) -> tuple[str, int]:
     return kind, seed
 
 
-def float4_spec(pick: int, *, transposed: bool = False, has_perm: bool = False) -> QuantSpec:
+def float4_spec(
+    pick: int, *, transposed: bool = False, has_perm: bool = False, layout: str = "row"
+) -> QuantSpec:
     """Return how one of the formats of 4-bit floats is stored."""
     dtype, name = [*FLOAT4.items()][pick]
-    return QuantSpec(4, GROUP_SIZES[name], False, "row", dtype, transposed, has_perm)
+    return QuantSpec(4, GROUP_SIZES[name], False, layout, dtype, transposed, has_perm)
 
 
 def _random_quant(rng: np.random.Generator, signature: Signature) -> QuantSpec:

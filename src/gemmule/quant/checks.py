@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gemmule.core.problem import FLOAT4
 from gemmule.quant import float4
-from gemmule.quant.layouts import Codes, Layout
+from gemmule.quant.layouts import Codes, Layout, unwoven
 from gemmule.quant.library import is_known, library_of
 from gemmule.quant.rounding import dtype_name, group_count
 
@@ -161,7 +161,9 @@ def _host_array(name: str, value: object) -> NDArray[Any]:
     return np.asarray(value)
 
 
-def codes(value: Codes, stored: tuple[int, int], bits: int, layout: Layout) -> Codes:
+def codes(
+    value: Codes, stored: tuple[int, int], bits: int, layout: Layout, *, floats: bool = False
+) -> Codes:
     """Require uint8 storage of the layout's shape, no bit set outside the codes."""
     array = _host_array("codes", value)
     if array.dtype != np.uint8:
@@ -177,7 +179,8 @@ def codes(value: Codes, stored: tuple[int, int], bits: int, layout: Layout) -> C
             f"layout {layout.name!r} takes {expected}"
         )
     array = read_only(array)
-    if not layout.padding_is_zero(array, m, n, bits):
+    plain = unwoven(array) if floats and layout.name == "mma16" else array
+    if not layout.padding_is_zero(plain, m, n, bits):
         raise ValueError(
             f"codes have bits set where a {m} x {n} matrix in layout {layout.name!r} has no code; "
             "padding and the tail nibble of odd rows must be 0"

@@ -151,12 +151,13 @@ def _nearest(groups: Floats, scales: Floats) -> Codes:
 def widened(matrix: Matrix) -> Matrix:
     """Return a matrix of such codes as one of 8 bits, symmetric, of the same weights.
 
+    To a GPU go so all of which no proved rung takes 4-bit floats (`places.reads_floats`).
     A code's double is a whole number, and half a scale of MXFP4 is a bfloat16. A scale of NVFP4
     times its factor is rounded to float32. Codes take twice the bytes.
     """
     log.warning(
-        "%s codes become 8-bit codes of the same weights, of twice the bytes: no kernel of a GPU "
-        "reads 4-bit floats here",
+        "%s codes become 8-bit codes of the same weights, of twice the bytes: no kernel that is "
+        "proved on a GPU multiplies them as they are here",
         matrix.format,
     )
     m, n = matrix.stored_shape

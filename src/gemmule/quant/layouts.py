@@ -125,6 +125,10 @@ def _row_padding_is_zero(storage: Codes, m: int, n: int, bits: int) -> bool:
 # Rows and columns that pad the last tiles hold code 0.
 
 
+# Codes that are floats have other bits in each half of a word, so that few shifts bring them to
+# where a float16 or a bfloat16 has its own (`woven`).
+
+
 def _mma16_tile_columns(bits: int) -> int:
     return 64 if bits == 4 else 32
 
@@ -187,6 +191,33 @@ def _mma16_padding_is_zero(storage: Codes, m: int, n: int, bits: int) -> bool:
     return not columns or not bool(
         np.any(_mma16_unpack(storage[:, -_TILE_BYTES:], bits)[:, columns:])
     )
+
+
+def woven(storage: Codes) -> Codes:
+    """Return mma16 storage of 4-bit codes with each one's sign apart, as kernels read floats.
+
+    Of the four codes of 16 bits, code r goes from bit 4 r on to bit 15 - r, its highest, and from
+    bit (6 + 3 r) % 12 on, the other three. Zeros stay zeros.
+
+    >>> woven(np.array([[0x08, 0x00], [0x71, 0x00]], np.uint8)).tolist()
+    [[0, 128], [64, 14]]
+    """
+    halves = storage.view("<u2")
+    found = np.zeros_like(halves)
+    for r in range(4):
+        found |= (halves >> (4 * r + 3) & 1) << (15 - r)
+        found |= (halves >> 4 * r & 7) << (6 + 3 * r) % 12
+    return found.view(np.uint8)
+
+
+def unwoven(storage: Codes) -> Codes:
+    """Undo `woven`."""
+    halves = storage.view("<u2")
+    found = np.zeros_like(halves)
+    for r in range(4):
+        found |= (halves >> (15 - r) & 1) << (4 * r + 3)
+        found |= (halves >> (6 + 3 * r) % 12 & 7) << 4 * r
+    return found.view(np.uint8)
 
 
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(

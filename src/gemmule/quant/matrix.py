@@ -130,7 +130,9 @@ class QuantizedMatrix(Factor):
         bits, group_size = checks.bits(bits), checks.group_size(group_size)
         order = get_layout(layout)
         return cls(
-            codes=checks.codes(codes, shape, bits, order),
+            codes=checks.codes(
+                codes, shape, bits, order, floats=rounding.dtype_name(scales) in FLOAT4
+            ),
             scales=checks.scales(scales, shape, bits, group_size, order),
             zeros=checks.zeros_or_factors(zeros, scales, shape, group_size, order),
             perm=None if perm is None else checks.perm(perm, shape[1]),
@@ -335,10 +337,11 @@ class QuantizedMatrix(Factor):
 
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. Without a layout a matrix of layout ``row``
         comes from the host to a GPU in layout ``mma16``, which the fast kernels read. On a GPU a
-        matrix is put in order by the GPU. 4-bit floats become 8-bit codes of the same weights on
-        the way there, of twice the bytes, with a warning in the log, and stay so; of NVFP4 a scale
-        times its factor is rounded to float32. ValueError for an unknown layout or device,
-        DeviceError where there is no GPU.
+        matrix is put in order by the GPU. 4-bit floats stay what they are where kernels that read
+        them are proved; elsewhere they become 8-bit codes of the same weights on the way there, of
+        twice the bytes, with a warning in the log, and stay so; of NVFP4 a scale times its factor
+        is rounded to float32. ValueError for an unknown layout or device, DeviceError where there
+        is no GPU.
 
         >>> import gemmule as gm, numpy as np
         >>> Q = gm.quantize(np.ones((3, 3)), bits=4)
@@ -349,7 +352,10 @@ class QuantizedMatrix(Factor):
         name = self.device if device is None else library.mover(device)[0]
         if layout is None and self.device == "cpu" != name and target == "row":
             target = fragment_order.LAYOUT
-        given = float4.widened(self.to("cpu", "row")) if self.format and name != "cpu" else self
+        given = self
+        moves = self.device == "cpu" != name
+        if moves and self.format and not places.reads_floats(self.format, name):
+            given = float4.widened(self.to("cpu", "row"))
         there = places.on(given, name)
         if target == given.layout:
             return there

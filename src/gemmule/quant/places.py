@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from gemmule import backends
+from gemmule.core.problem import FLOAT4, FLOAT4_DTYPE, Problem, QuantSpec
+from gemmule.core.registry import rungs_for
+from gemmule.core.rung import CudaRung
 from gemmule.quant import checks, library
 from gemmule.quant.cuda import fragment_order
-from gemmule.quant.layouts import get_layout
+from gemmule.quant.float4 import GROUP_SIZES
+from gemmule.quant.layouts import get_layout, unwoven, woven
 
 Matrix = TypeVar("Matrix", bound=Any)
 
@@ -29,12 +35,41 @@ def on(matrix: Matrix, device: str) -> Matrix:
     )
 
 
+def reads_floats(form: str, device: str) -> bool:
+    """Tell whether a GPU multiplies the 4-bit floats of a format as they are.
+
+    So it is where each rung there that takes them is proved, for plans choose no other: by vectors
+    and by matrices, in either direction, in every dtype that x may have.
+    """
+    (scales,) = (name for name, known in FLOAT4.items() if known == form)
+    backend = backends.get("cuda")
+    machine = backend.machine(device)
+    kinds = ("matvec", "matmul"), ("float32", "float16", "bfloat16"), (False, True)
+    for op, x, turned in itertools.product(*kinds):
+        spec = QuantSpec(4, GROUP_SIZES[form], False, fragment_order.LAYOUT, scales, turned)
+        sizes = (4096, 4096, 1) if op == "matvec" else (4096, 16, 4096)
+        problem = Problem(op, *sizes, a=FLOAT4_DTYPE, b=x, out=x, quant=spec)
+        for rung in rungs_for("cuda", op, quantized=True):
+            elsewhere = isinstance(rung, CudaRung) and not rung.runs_on(machine.arch)
+            if elsewhere or rung.refusal(problem) is not None:
+                continue
+            if not backend.proved(rung, problem, machine):
+                return False
+    return True
+
+
 def in_layout(matrix: Matrix, layout: str) -> Matrix:
     """Return a matrix on the host in another layout."""
     m, n = matrix.stored_shape
-    row = get_layout(matrix.layout).to_row(matrix.codes, m, n, matrix.bits)
+    apart = matrix.format is not None
+    held = matrix.codes
+    if apart and matrix.layout == fragment_order.LAYOUT:
+        held = unwoven(held)
+    row = get_layout(matrix.layout).to_row(held, m, n, matrix.bits)
     target = get_layout(layout)
     codes = target.from_row(row, m, n, matrix.bits)
+    if apart and layout == fragment_order.LAYOUT:
+        codes = woven(codes)
     scales, zeros = (
         None if part is None else checks.read_only(part, target.scale_order)
         for part in (matrix.scales, matrix.zeros)
@@ -45,7 +80,8 @@ def in_layout(matrix: Matrix, layout: str) -> Matrix:
 def reordered(matrix: Matrix, layout: str) -> Matrix:
     """Return a matrix on a CUDA device in the other layout there is."""
     m, n = matrix.stored_shape
-    codes = fragment_order.reordered(matrix.codes, layout, m, n, matrix.bits)
+    floats = matrix.format is not None
+    codes = fragment_order.reordered(matrix.codes, layout, (m, n), matrix.bits, floats=floats)
     scales, zeros = (
         None if part is None else fragment_order.turned(part)
         for part in (matrix.scales, matrix.zeros)

@@ -12,6 +12,7 @@ from typing import Any, Self
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.words import Bits, Float4, Method, ScaleDtype
+from gemmule.quant import float4
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import float_coded, quantize
 
@@ -48,7 +49,7 @@ class QuantizedStack:
                 f"group or row; given was {matrix!r}."
             )
         held = matrix if matrix.layout == "row" else matrix.to(layout="row")
-        return cls(held, experts)
+        return cls(_read_there(held, held.device), experts)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -72,8 +73,13 @@ class QuantizedStack:
         return self.matrix.nbytes
 
     def to(self, device: str) -> Self:
-        """Return the stack on another device, such as ``"cuda"`` or ``"cpu"``."""
-        return replace(self, matrix=self.matrix.to(device, layout="row"))
+        """Return the stack on another device, such as ``"cuda"`` or ``"cpu"``.
+
+        4-bit floats become 8-bit codes of the same weights on the way to a GPU, of twice the bytes,
+        with a warning in the log, and stay so; of NVFP4 a scale times its factor is rounded to
+        float32.
+        """
+        return replace(self, matrix=_read_there(self.matrix, device).to(device, layout="row"))
 
     def __len__(self) -> int:
         """Experts."""
@@ -105,6 +111,13 @@ class QuantizedStack:
 
     def __repr__(self) -> str:
         return f"QuantizedStack(shape={self.shape}, of={self.matrix!r})"
+
+
+def _read_there(matrix: QuantizedMatrix, device: str) -> QuantizedMatrix:
+    """Return the matrix in codes that grouped products read on a device, where it lies."""
+    if matrix.format is None or device == "cpu":
+        return matrix  # grouped products on a GPU read no 4-bit floats
+    return float4.widened(matrix.to("cpu", "row")).to(matrix.device, "row")
 
 
 def _rows(part: Any, first: int, count: int) -> Any:

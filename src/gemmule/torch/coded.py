@@ -10,6 +10,7 @@ import torch
 from gemmule.core.problem import FLOAT4
 from gemmule.quant.float4 import widened
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.places import reads_floats
 from gemmule.quant.rounding import dtype_name
 from gemmule.torch.parts import (
     PARTS,
@@ -29,8 +30,8 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
     """A module that holds a `QuantizedMatrix`'s parts as buffers, in the order that is read.
 
     They are ``codes``, ``scales``, ``zeros`` and ``perm``. They follow to a device, but not to
-    another dtype; a state_dict holds copies in layout ``row``. 4-bit floats that go to a GPU become
-    8-bit codes of the same weights.
+    another dtype; a state_dict holds copies in layout ``row``. 4-bit floats that go to a GPU where
+    no proved kernel reads them become 8-bit codes of the same weights.
     """
 
     bits: int
@@ -82,14 +83,18 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
             self._hold(parts)
         shown = fn(torch.empty(0, dtype=self.weight_dtype))
         self.weight_dtype = shown.dtype
-        if shown.is_cuda and self.format is not None:
+        if shown.is_cuda and not parts[0].is_cuda and not self._stays_on(shown.device):
             self._widen()
             parts = self._parts
         self._hold(moved(parts, fn, self._shape))
         return self
 
+    def _stays_on(self, device: torch.device) -> bool:
+        """Whether codes are read on a GPU as they are."""
+        return self.format is None or reads_floats(self.format, str(device))
+
     def _widen(self) -> None:
-        """Hold 8-bit codes of the same weights, not 4-bit floats, which no GPU reads here."""
+        """Hold 8-bit codes of the same weights, not 4-bit floats."""
         wide = widened(self.matrix)
         self._hold(tuple(tensor_of(getattr(wide, part)) for part in PARTS))
         self.bits = wide.bits

@@ -146,6 +146,9 @@ class QuantStack(Coded):
         made.stack  # noqa: B018  what is wrong is said now
         return made
 
+    def _stays_on(self, device: torch.device) -> bool:
+        return self.format is None  # grouped products on a GPU read no 4-bit floats
+
     @property
     def _shape(self) -> StackShape:
         rows = self.experts * self.out_features

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, nvrtc, starter
@@ -18,7 +19,7 @@ from gemmule.backends.cuda.library.cublas import Gemm
 from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Operand, View
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 from gemmule.core.rung import Step
 from gemmule.quant.cuda import dequantise
 from gemmule.quant.cuda.dequantise import Piece
@@ -61,9 +62,7 @@ def workspace(problem: Problem) -> int:
 
 def products(problem: Problem, call: Call) -> Iterator[tuple[int, Piece, Problem, Call]]:
     """Yield each piece: its first row of the product, the piece, and its product of floats."""
-    spec = problem.quant
-    if spec is None:
-        raise TypeError(f"{problem.describe()} is not quantised.")
+    spec = _quant(problem)
     every, none = rows_at_a_time(problem), (0,) * len(call.outer)
     for first in range(0, problem.m, every):
         rows = min(every, problem.m - first)
@@ -92,15 +91,24 @@ def told(problem: Problem, call: Call, gemm: Callable[[Problem, Call], Gemm]) ->
     found = []
     for first, piece, dense, seen in products(problem, call):
         step, packed = _launch(problem, piece)
-        launch = (first, step, packed.hex(), gemm(dense, seen), dequantise.digest())
+        text = dequantise.digest(_source(problem))
+        launch = (first, step, packed.hex(), gemm(dense, seen), text)
         found.append(Part(*launch))
     return Told(tuple(found))
 
 
-def _launch(problem: Problem, piece: Piece) -> tuple[Step, bytes]:
-    spec = problem.quant
-    if spec is None:
+def _quant(problem: Problem) -> QuantSpec:
+    if problem.quant is None:
         raise TypeError(f"{problem.describe()} is not quantised.")
+    return problem.quant
+
+
+def _source(problem: Problem) -> Path:
+    return dequantise.source_of(_quant(problem))
+
+
+def _launch(problem: Problem, piece: Piece) -> tuple[Step, bytes]:
+    spec = _quant(problem)
     m, n = (problem.k, problem.m) if spec.transposed else (problem.m, problem.k)
     packed = dequantise.arguments(spec, m, n, piece)
     return dequantise.step(spec, problem.b, piece), packed
@@ -113,6 +121,7 @@ class ByLibrary:
         self, problem: Problem, call: Call, gemm: Callable[[Problem, Call], Gemm], rank: int
     ) -> None:
         self.memory, exchanged = workspace(problem), problem.layout_out == "row"
+        self.source = _source(problem)
         row = call.out.strides[-2] * ITEMSIZE[problem.out]
         self.parts = []
         for first, piece, dense, seen in products(problem, call):
@@ -126,7 +135,7 @@ class ByLibrary:
         work, owner = device_arrays.workspace(out, self.memory)
         for offset, step, packed, dense, run in self.parts:
             given = _ADDRESSES.pack(*addresses_of(a.array), work) + packed[_ADDRESSES.size :]
-            starter.run(dequantise.SOURCE, step, given, ordinal, stream)
+            starter.run(self.source, step, given, ordinal, stream)
             shape = (dense.m, dense.n) if len(out.form.shape) == 2 else out.form.shape
             form = out.form._replace(shape=shape)
             rows = out._replace(pointer=out.pointer + offset, form=form)
@@ -147,7 +156,7 @@ class ByLibrary:
         begin = []
         for offset, step, packed, _, run in self.parts:
             module = nvrtc.compile_file(
-                dequantise.SOURCE, (step.kernel,), driver.device_info(ordinal).arch
+                self.source, (step.kernel,), driver.device_info(ordinal).arch
             )
             kernels = starter.loaded(module, (step,), packed, ordinal)
             launch = starter.starter(kernels, "32sQ0s0s")

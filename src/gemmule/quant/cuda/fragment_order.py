@@ -25,24 +25,31 @@ _TURN = struct.Struct("<QQqq")
 _THREADS = 256
 
 
-def reordered(codes: DeviceArray, layout: str, m: int, n: int, bits: int) -> DeviceArray:
-    """Return codes on a device, of layout ``mma16`` in layout ``row`` or the other way round."""
+def reordered(
+    codes: DeviceArray, layout: str, shape: tuple[int, int], bits: int, *, floats: bool = False
+) -> DeviceArray:
+    """Return codes on a device, of layout ``mma16`` in layout ``row`` or the other way round.
+
+    floats: 4-bit codes are floats, whose bits lie apart in mma16 (`gemmule.quant.layouts.woven`).
+    """
+    m, n = shape
     found = codes.beside(get_layout(layout).storage_shape(m, n, bits), "uint8")
     packs = layout == LAYOUT
-    name, each = (f"pack_mma16<{bits}>", 16) if packs else (f"unpack_mma16<{bits}>", 1)
+    of = f"{bits}, true" if floats else str(bits)
+    name, each = (f"pack_mma16<{of}>", 16) if packs else (f"unpack_mma16<{of}>", 1)
     packed = _ARGS.pack(codes.pointer, found.pointer, m, n, -(-n * bits // 8))
     _launch(name, found.nbytes // each, packed, found)
     return found
 
 
 def turned(numbers: DeviceArray) -> DeviceArray:
-    """Return a matrix of 2- or 4-byte numbers, C-ordered, in Fortran's order, or the reverse."""
+    """Return a matrix of 1, 2 or 4-byte numbers, C-ordered, in Fortran's order, or the reverse."""
     rows, columns = numbers.shape
     backwards = numbers.strides[1] != 1 and columns > 1
     source = numbers.T if backwards else numbers
     rows, columns = source.shape
     found = numbers.beside((columns, rows), numbers.dtype)
-    word = {2: "unsigned short", 4: "unsigned"}[ITEMSIZE[numbers.dtype]]
+    word = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}[ITEMSIZE[numbers.dtype]]
     packed = _TURN.pack(source.pointer, found.pointer, rows, columns)
     _launch(f"turn<{word}>", rows * columns, packed, found)
     return found if backwards else found.T

@@ -1,11 +1,12 @@
 // Codes of any width, layout, grouping and permutation, one by one: no shape is refused.
 #pragma once
+#include "float4.cuh"
 #include "rows.cuh"
 
 // Where code (i, j) lies. ROW: row by row, the even column of 4-bit codes in the low nibble. Else layout mma16: tiles of
 // 16 rows by 256 / BITS columns; lane 4 g + t of a tile has rows g and g + 8 and a quarter t of the columns (see
 // quant/layouts.py).
-template <int BITS, bool ROW>
+template <int BITS, bool ROW, bool FLOATS = false>
 __device__ __forceinline__ int code_at(const QuantArgs& p, i64 i, i64 j) {
   const unsigned char* codes = (const unsigned char*)p.codes;
   if constexpr (ROW) {
@@ -17,6 +18,7 @@ __device__ __forceinline__ int code_at(const QuantArgs& p, i64 i, i64 j) {
   const int g = i % 8, hi = i / 8 % 2, column = j % COLUMNS, t = column / OF_LANE, step = column % OF_LANE / 4;
   const int half = column / 2 % 2, e = column % 2;
   const unsigned char* lane = codes + tile * 512 + (4 * g + t) * 16;
+  if constexpr (FLOATS && !ROW) return woven_code(lane[4 * step + 2 * e] | lane[4 * step + 2 * e + 1] << 8, hi + 2 * half);
   return BITS == 8 ? lane[8 * step + 4 * half + 2 * e + hi] : lane[4 * step + 2 * e + half] >> 4 * hi & 15;
 }
 
@@ -25,6 +27,10 @@ __device__ __forceinline__ Acc weight_at(const QuantArgs& p, i64 i, i64 j) {
   // excerpt weight
   const i64 group = p.groups > 1 ? j / p.group_size : 0;
   const i64 at = p.scale_row == 0 ? 0 : ROW ? i * p.scale_row + group : group * p.m + i;
+  if constexpr (Float4<TS>::is) {
+    const Acc scale = wide<float>(((const TS*)p.scales)[at]), factor = Float4<TS>::factors ? ((const float*)p.zeros)[i] : 1.f;
+    return Acc(float4_value(code_at<BITS, ROW, true>(p, i, j))) * scale * factor;
+  }
   const Acc zero = p.zeros ? Acc(((const float*)p.zeros)[at]) : Acc(1 << (BITS - 1));
   return Acc(wide<float>(((const TS*)p.scales)[at])) * (Acc(code_at<BITS, ROW>(p, i, j)) - zero);
   // end of excerpt

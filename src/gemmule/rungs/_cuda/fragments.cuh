@@ -5,6 +5,7 @@
 // 4 j .. 4 j + 3 of each lane. The order of the columns within a sum is free, as long as x keeps to it too.
 #pragma once
 #include "args.cuh"
+#include "float4.cuh"
 #include "ptx.cuh"
 
 typedef ptx::u32 u32;
@@ -67,6 +68,40 @@ template <> struct Numbers<__nv_bfloat16, 8> {
       a[r] = ptx::fma_bf16x2(w[2 * j + r / 2] >> 8 * (r % 2) & 0x00ff00ffu, 0x7f007f00u, 0xc000c000u);
   }
 };
+
+// Floats of 4 bits, as if zero points of 8 were taken off. A float16 of their bits is 2^14 times too small, subnormal or not; a
+// bfloat16 2^126 times, too small to multiply with: one exact operation lifts it.
+template <class T, class TS> struct Floats;
+template <class TS> struct Floats<__half, TS> {
+  static constexpr float less = 8;
+  static constexpr u32 ones = 0x3c003c00u;
+  __device__ static __forceinline__ float lift(int) { return 16384; }
+  __device__ static __forceinline__ void bits(u32 w, u32 (&a)[4]) {
+    const u32 w3 = w << 3, sign = 0x80008000u, size = 0x0e000e00u;
+    a[0] = (w3 & size) | (w & sign), a[1] = (w & size) | (w << 1 & sign);
+    a[2] = (w << 9 & size) | (w << 2 & sign), a[3] = (w << 6 & size) | (w3 & sign);
+  }
+  __device__ static __forceinline__ void fragment(const Words& words, int j, u32 (&a)[4]) { bits(words[j], a); }
+};
+template <class TS> struct Floats<__nv_bfloat16, TS> {
+  static constexpr float less = 8;
+  static constexpr u32 ones = 0x3f803f80u;
+  __device__ static __forceinline__ float lift(int) { return 1; }
+  __device__ static __forceinline__ void bits(u32 w, u32 (&a)[4]) {
+    const u32 sign = 0x80008000u, size = 0x01c001c0u;
+    a[0] = w & (sign | size), a[1] = (w >> 3 & size) | (w << 1 & sign);
+    a[2] = (w << 6 & size) | (w << 2 & sign), a[3] = w << 3 & (sign | size);
+  }
+  __device__ static __forceinline__ void fragment(const Words& words, int j, u32 (&a)[4]) {
+    bits(words[j], a);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) a[r] = ptx::fma_bf16x2(a[r], 0x7e807e80u, 0x80008000u);  // + -0, which changes nothing
+  }
+};
+// By the type of their scales.
+template <class T, int BITS, class TS> struct NumbersOf : Numbers<T, BITS> {};
+template <class T> struct NumbersOf<T, 4, e8m0> : Floats<T, e8m0> {};
+template <class T> struct NumbersOf<T, 4, e4m3> : Floats<T, e4m3> {};
 
 // Part `part` of float32 numbers that three bfloat16 hold exactly: the leading 8 bits, the next 8, the last 8; part 3
 // is nothing. (Below 2^-110 in size the last bits are lost: bfloat16 has no smaller numbers than 2^-133.)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
+from gemmule.core.problem import FLOAT4_DTYPE, ITEMSIZE, Problem, QuantSpec
 from gemmule.core.rung import Arithmetic, Constraint, Params, Signature
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
 
@@ -13,6 +13,10 @@ SIGNATURES: tuple[Signature, ...] = tuple(
     (a, x, x) for a in ("uint4", "uint8") for x in ("float16", "bfloat16", "float32")
 )
 OF_HALVES = tuple(s for s in SIGNATURES if s[1] != "float32")
+FLOATS: tuple[Signature, ...] = tuple(
+    (FLOAT4_DTYPE, x, x) for x in ("float16", "bfloat16", "float32")
+)
+"""Those of codes that are 4-bit floats; their groups are halves and quarters of a tile."""
 
 FITS = Constraint(
     "at most 2^25 rows and columns",
@@ -23,7 +27,7 @@ FITS = Constraint(
 def along(chain: Callable[[Problem, Params], int], *, transposed: bool = False) -> dict[str, Any]:
     """Return what rungs of these say of themselves whose sums have chains of so many additions."""
     return {
-        "signatures": SIGNATURES,
+        "signatures": SIGNATURES + FLOATS,
         # Tensor cores align the products of an instruction and cut off.
         "arithmetic": lambda problem: Arithmetic("float32", chain=chain, per_add=2.0),
         "accepts_quant": lambda problem: in_fragments(problem, transposed=transposed),
@@ -48,7 +52,7 @@ class Shapes:
 
 def bits(problem: Problem) -> int:
     """Return the width of the codes."""
-    return 4 if problem.a == "uint4" else 8
+    return 8 if problem.a == "uint8" else 4
 
 
 def tile_columns(problem: Problem) -> int:

@@ -15,7 +15,7 @@ CTYPE = {
     "float64": "double", "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16",
     "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
     "int32": "int", "uint32": "unsigned int", "int64": "long long", "uint64": "unsigned long long",
-    "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
+    "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float8_e8m0fnu": "e8m0",
 }  # fmt: skip
 
 # Every float dtype and the mixes a product may meet, and every integer product.

@@ -43,8 +43,12 @@ __device__ __forceinline__ void load_rows(const T* from, i64 step, int row, int 
   }
 }
 
+// What rows have beside the scales of NVFP4.
+template <class TS, int ROWS, bool FACTORS = Float4<TS>::factors> struct RowFactors {};
+template <class TS, int ROWS> struct RowFactors<TS, ROWS, true> { ptx::Vec<float, 2> factor[ROWS][2]; };
+
 // What a warp loads for ROWS rows of TILES tiles: codes, x, scales and zero points.
-template <class TX, class TS, bool ZEROS, int SETS, int TILES, int ROWS> struct Turn {
+template <class TX, class TS, bool ZEROS, int SETS, int TILES, int ROWS> struct Turn : RowFactors<TS, ROWS> {
   Words codes[ROWS][TILES];
   ptx::Vec<TX, 2> x[ROWS][2];
   ptx::Vec<TS, 2> scale[ROWS][SETS][2];
@@ -62,6 +66,7 @@ template <class TX, class TS, bool ZEROS, int SETS, int TILES, int ROWS> struct 
     for (int r = 0; r < ROWS; ++r) {
       const int row = 16 * (first + r) + 2 * t;
       load_rows<PAIRS, true>((const TX*)p.x, p.x_step, row, m, x[r]);
+      if constexpr (Float4<TS>::factors) load_rows<PAIRS, false>((const float*)p.zeros, 1, row, m, this->factor[r]);
 #pragma unroll
       for (int s = 0; s < SETS; ++s) {
         load_rows<PAIRS, false>((const TS*)p.scales + group[s], step, row, m, scale[r][s]);
@@ -82,7 +87,7 @@ template <bool PAIRS, class TX, class TY, class TS, int BITS, bool ZEROS, int SP
           int TILES, int ROWS, int AHEAD, class Meet, int WIDTH>
 __device__ __forceinline__ void sum_columns(const QuantArgs& p, Shares<WIDTH, DOWN, Meet::blocks>& shares) {
   typedef __nv_bfloat16 T;
-  typedef Numbers<T, BITS> N;
+  typedef NumbersOf<T, BITS, TS> N;
   typedef Tile<BITS> Shape;
   constexpr int SETS = TILES * SPLIT > 2 ? TILES * SPLIT / 2 : 1, OF_TILE = SPLIT == 4 ? 2 : 1, CLUSTER = Meet::blocks;
   constexpr int THREADS = 32 * ACROSS * DOWN;
@@ -122,7 +127,9 @@ __device__ __forceinline__ void sum_columns(const QuantArgs& p, Shares<WIDTH, DO
             float scaled[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              scaled[e] = wide<float>(turn.x[r][h][e]) * wide<float>(turn.scale[r][s][h][e]);
+              if constexpr (Float4<TS>::factors)
+                scaled[e] = wide<float>(turn.x[r][h][e]) * turn.factor[r][h][e] * wide<float>(turn.scale[r][s][h][e]);
+              else scaled[e] = wide<float>(turn.x[r][h][e]) * wide<float>(turn.scale[r][s][h][e]);
               if constexpr (ZEROS) less[s] = fmaf(scaled[e], turn.zero[r][s][h][e] - N::less, less[s]);
             }
             b[s][h] = part.pair(scaled[0], scaled[1]);

@@ -11,7 +11,7 @@ constexpr int PANEL = 64;                                  // stored columns: th
 // SPLIT units, zeros where a lane's columns are not the unit's; sums of x over sets of EACH tiles, which lie in one group; scales and
 // zero points of each set's units as they are stored, so that bulk copies bring them and nobody waits for the memory.
 template <class TX, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int HEIGHT, int TILES, int NT, int STAGES, int RAW> struct Chunks {
-  typedef Numbers<TX, BITS> Codes;
+  typedef NumbersOf<TX, BITS, TS> Codes;
   static constexpr bool SUMS = Codes::less == 0 || ZEROS;
   static constexpr int N = 8 * NT * SPLIT, COLUMNS = Tile<BITS>::columns, LONG = TILES * COLUMNS, PANELS = LONG / PANEL;
   static constexpr int MOST = 2 * PANEL / COLUMNS;

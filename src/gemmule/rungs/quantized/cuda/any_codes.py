@@ -8,7 +8,7 @@ weight; the memory waits. What is fast has to agree with it.
 from __future__ import annotations
 
 from gemmule.core.device_model import Terms
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4_DTYPE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
@@ -22,7 +22,7 @@ from gemmule.rungs._cuda.geometry import CTYPE, accumulator, ceil_div, modelled
 
 SIGNATURES: tuple[Signature, ...] = tuple(
     (a, x, out)
-    for a in ("uint4", "uint8")
+    for a in ("uint4", "uint8", FLOAT4_DTYPE)
     for x, out in (
         ("float32", "float32"),
         ("float16", "float16"),

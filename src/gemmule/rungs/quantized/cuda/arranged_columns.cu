@@ -88,7 +88,7 @@ template <class X, class TS, bool ZEROS, int HEIGHT, int NT, int STAGES> struct 
 // cluster share the tiles across, in whole chunks, and add up at the end.
 template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int DOWN, int ALONG, int CLUSTER, int TILES, int SLOTS, int STAGES, int NT>
 __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1) arranged_columns(const QuantArgs p) {
-  typedef Numbers<TX, BITS> Codes;
+  typedef NumbersOf<TX, BITS, TS> Codes;
   constexpr int STEPS = Tile<BITS>::steps, HEIGHT = 64 * DOWN, WORKERS = 128 * DOWN * ALONG;
   typedef Chunks<TX, TS, BITS, ZEROS, SPLIT, SHIFT, HEIGHT, TILES, NT, STAGES, 1> X;
   typedef Arrived<X, TS, ZEROS, HEIGHT, NT, STAGES> Room;
@@ -293,6 +293,6 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1) arranged_columns(c
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (to + e < m) store_quantised<TY>(p, to + e, from_column + c, sum[e]);
+      if (to + e < m) store_quantised<TY>(p, to + e, from_column + c, by_factor<TS>(p, to + e, sum[e]));
   }
 }

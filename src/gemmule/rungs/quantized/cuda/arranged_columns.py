@@ -140,5 +140,6 @@ RUNG = CudaRung(
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,
     steps=_steps,
+    spills=True,  # of 4-bit floats, whose units all have their own scales, some registers do
     **modelled("quantized/arranged_columns", _terms, _choices),
 )

@@ -45,7 +45,7 @@ __device__ __forceinline__ void load_piece(const QuantArgs& p, int first, bool w
 template <bool PLAIN, class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int WARPS, int TILES, int ROWS>
 __device__ __forceinline__ void multiply_codes(const QuantArgs& p, const Delivery& to, float (&shares)[WARPS][16 * ROWS]) {
   typedef typename OperandOf<TX>::type T;
-  typedef Numbers<T, BITS> N;
+  typedef NumbersOf<T, BITS, TS> N;
   typedef Tile<BITS> Shape;
   constexpr int PARTS = sizeof(TX) == 4 ? 4 : 1, WIDE = SPLIT * PARTS, HELD = 8 / WIDE;
   constexpr int SETS = TILES > HELD ? TILES / HELD : 1, EACH = TILES / SETS;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void multiply_codes(const QuantArgs& p, const Deliver
     float total = 0;
 #pragma unroll
     for (int k = 0; k < WARPS; ++k) total += shares[k][i];
-    if (first * 16 + i < m) deliver<TY>(to, p, first * 16 + i, total);
+    if (first * 16 + i < m) deliver<TY>(to, p, first * 16 + i, by_factor<TS>(p, first * 16 + i, total));
   }
 }
 

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(256) pack_operands(const QuantArgs p) {
 template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int DOWN, int ALONG, int TILES, int ROWS, int NT>
 __global__ void __launch_bounds__(32 * DOWN * ALONG, DOWN * ALONG < 16 && ROWS * NT < 8 ? 16 / (DOWN * ALONG) : 1) fragment_columns(const QuantArgs p) {
   typedef typename OperandOf<TX>::type T;
-  typedef Numbers<T, BITS> N;
+  typedef NumbersOf<T, BITS, TS> N;
   typedef Packed<TX, SPLIT, NT> Shape;
   constexpr int STEPS = Tile<BITS>::steps, V = STEPS / 2, OWN = SPLIT > 1 ? 2 : 1, HEIGHT = 16 * DOWN;
   constexpr int EACH = SHIFT < 1 || SPLIT > 1 ? 1 : SHIFT == 1 || TILES == 2 ? 2 : TILES;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG, DOWN * ALONG < 16 && ROWS *
 #pragma unroll
         for (int q = 0; q < Shape::WIDE; ++q) sum += shares[a][at][c * Shape::WIDE + q];
       const int to = (blockIdx.x % blocks * ROWS * DOWN + r * DOWN + at / 16) * 16 + at % 16, column = pass * Shape::COLUMNS + c;
-      if (to < m && column < (int)p.columns) store_quantised<TY>(p, to, column, sum);
+      if (to < m && column < (int)p.columns) store_quantised<TY>(p, to, column, by_factor<TS>(p, to, sum));
     }
   }
 }

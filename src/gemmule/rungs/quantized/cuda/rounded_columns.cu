@@ -52,6 +52,24 @@ template <class TX, class TS, int BITS, bool ZEROS> struct Row {
   }
 };
 
+// The same of floats of 4 bits: a scale, which x's dtype holds, after what lifts codes, so that no weight is rounded but where a float16
+// ends. A large scale comes after the lift, beside a small one the lift would be lost.
+template <class TX, class TS> struct FloatRow {
+  static constexpr bool HALF = Same<TX, __half>::value;
+  u32 lift, scale;
+  static __device__ __forceinline__ Pairs of(float s, float, bool) {
+    const bool small = HALF && fabsf(s) < 2.f;
+    Pairs p;
+    p[0] = pair<TX>(small ? 1.f : HALF ? 16384.f : 0x1p126f, small ? s * 16384.f : s);
+    p[1] = 0;
+    return p;
+  }
+  __device__ __forceinline__ void take(const Pairs& p) { lift = __byte_perm(p[0], 0, 0x1010), scale = __byte_perm(p[0], 0, 0x3232); }
+  __device__ __forceinline__ u32 weights(u32 bits) const { return fma2(fma2(bits, lift, 0x80008000u, TX()), scale, 0x80008000u, TX()); }
+};
+template <class TX, class TS, int BITS, bool ZEROS, bool FLOATS> struct RowOf { typedef Row<TX, TS, BITS, ZEROS> type; };
+template <class TX, class TS, int BITS, bool ZEROS> struct RowOf<TX, TS, BITS, ZEROS, true> { typedef FloatRow<TX, TS> type; };
+
 // x by columns of 64 numbers, in the order that the codes of a tile have in registers: a warp has eight columns of one panel, and lane
 // 4 g + t writes two times 16 bytes of column g.
 template <class TX, int BITS, int N, int PANELS>
@@ -120,7 +138,7 @@ __global__ void __launch_bounds__(256) add_parts(const QuantArgs p) {
 
 // Adds up what the blocks of a cluster have of some rows, and stores it, four results that lie side by side at a time: of one column
 // (DOWN), or of one row.
-template <class TY, int N, int ROWS, int CLUSTER, int APART, int THREADS, bool DOWN>
+template <class TY, class TS, int N, int ROWS, int CLUSTER, int APART, int THREADS, bool DOWN>
 __device__ __forceinline__ void deliver(const QuantArgs& p, const float* sums, int top, int left, int rows, int columns) {
   const i64 apart = DOWN ? p.y_col : p.y_step;
   const bool vectors = (DOWN || p.y_col == 1) && apart % 4 == 0 && ((u64)p.y & (4 * sizeof(TY) - 1)) == 0 &&
@@ -144,6 +162,10 @@ __device__ __forceinline__ void deliver(const QuantArgs& p, const float* sums, i
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += part[e];
     }
+    if constexpr (Float4<TS>::factors)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (!DOWN || row + e < rows) sum[e] = by_factor<TS>(p, top + row + (DOWN ? e : 0), sum[e]);
     if (vectors && (DOWN ? row + 4 <= rows : c + 4 <= columns)) {
       ptx::Vec<TY, 4> out;
 #pragma unroll
@@ -165,7 +187,8 @@ template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int TAL
 __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
   constexpr int GROUPS = 2, HEIGHT = 64 * GROUPS * TALL, STEPS = Tile<BITS>::steps, TILES = 4 * PANELS / STEPS, COLUMNS = Tile<BITS>::columns, SHARES = CLUSTER * PARTS;
   constexpr int X_BYTES = PANELS * N * LINE, ROW_BYTES = TILES * 512, CODE_BYTES = HEIGHT / 16 * ROW_BYTES;
-  typedef Row<TX, TS, BITS, ZEROS> Weights;
+  typedef typename RowOf<TX, TS, BITS, ZEROS, Float4<TS>::is>::type Weights;
+  static_assert(PARTS == 1 || !Float4<TS>::factors, "factors come to whole sums");
   static_assert(CLUSTER == 1 || PARTS == 1, "shared by a cluster, or in parts");
   extern __shared__ __align__(1024) unsigned char room[];
   if constexpr (PARTS > 1) ptx::pdl_launch_dependents();
@@ -289,6 +312,11 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
           }
 #pragma unroll
           for (int i = 0; i < TALL; ++i)
+            if constexpr (Float4<TS>::is) {
+              Floats<TX, TS>::bits(v[tile][i][j], a[turn % 2][s][i]);
+#pragma unroll
+              for (int r = 0; r < 4; ++r) a[turn % 2][s][i][r] = of[i][r % 2].weights(a[turn % 2][s][i][r]);
+            } else
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
               const u32 word = v[tile][i][BITS == 4 ? j : 2 * j + r / 2];
@@ -345,8 +373,8 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
       return;
     }
     const int columns = min((int)p.columns - pass * N, N), rows = min(m - top - rank * MINE, MINE);
-    if (p.y_step == 1) deliver<TY, N, MINE, CLUSTER, APART, 128 * GROUPS, true>(p, sums + rank * MINE, top + rank * MINE, pass * N, rows, columns);
-    else deliver<TY, N, MINE, CLUSTER, APART, 128 * GROUPS, false>(p, sums + rank * MINE, top + rank * MINE, pass * N, rows, columns);
+    if (p.y_step == 1) deliver<TY, TS, N, MINE, CLUSTER, APART, 128 * GROUPS, true>(p, sums + rank * MINE, top + rank * MINE, pass * N, rows, columns);
+    else deliver<TY, TS, N, MINE, CLUSTER, APART, 128 * GROUPS, false>(p, sums + rank * MINE, top + rank * MINE, pass * N, rows, columns);
     meet();  // nobody leaves while others read
   }
 }

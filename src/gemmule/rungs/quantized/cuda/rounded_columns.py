@@ -152,7 +152,9 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take the shapes that have room; up to 16 columns weights stay exact."""
     few = fragments.quant(problem).has_perm or problem.n <= 16
-    return [] if few else RUNG.space(problem)
+    whole = fragments.quant(problem).format == "nvfp4"
+    found = () if few else RUNG.space(problem)
+    return [params for params in found if not (whole and params["parts"] > 1)]
 
 
 RUNG = CudaRung(
@@ -163,7 +165,9 @@ RUNG = CudaRung(
     after="arranged_columns",
     # Of 8 bits beside float16, scales below what halves hold cost more than the bound allows.
     signatures=tuple(
-        s for s in fragments.SIGNATURES if s[1] in HALVES and s[:2] != ("uint8", "float16")
+        s
+        for s in fragments.SIGNATURES + fragments.FLOATS
+        if s[1] in HALVES and s[:2] != ("uint8", "float16")
     ),
     layouts_b=("row", "col", "strided"),
     arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0, inputs=problem.b),
@@ -179,6 +183,12 @@ RUNG = CudaRung(
         Constraint(
             "one of the declared shapes",
             lambda problem, params: tuple(params[name] for name in _NAMES) in _SHAPES,
+        ),
+        Constraint(
+            "whole sums where rows have factors",
+            lambda problem, params: (
+                params["parts"] == 1 or fragments.quant(problem).format != "nvfp4"
+            ),
         ),
     ),
     archs=("sm_90a",),

@@ -15,7 +15,7 @@ template <int N> __device__ __forceinline__ void multiply(float (&d)[N / 2], con
 // cluster share the tiles across, in whole chunks, and add up at the end.
 template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int DOWN, int ALONG, int CLUSTER, int TILES, int SLOTS, int STAGES, int RAW, int NT>
 __global__ void __launch_bounds__(128 * DOWN * ALONG + ALL_BRINGERS, 1) warpgroup_columns(const QuantArgs p) {
-  typedef Numbers<TX, BITS> Codes;
+  typedef NumbersOf<TX, BITS, TS> Codes;
   constexpr int STEPS = Tile<BITS>::steps, HEIGHT = 64 * DOWN, WORKERS = 128 * DOWN * ALONG;
   typedef Chunks<TX, TS, BITS, ZEROS, SPLIT, SHIFT, HEIGHT, TILES, NT, STAGES, RAW> X;
   constexpr int N = X::N, EACH = X::EACH;
@@ -170,6 +170,6 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + ALL_BRINGERS, 1) warpgrou
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (to + e < m) store_quantised<TY>(p, to + e, from_column + c, sum[e]);
+      if (to + e < m) store_quantised<TY>(p, to + e, from_column + c, by_factor<TS>(p, to + e, sum[e]));
   }
 }

@@ -187,6 +187,6 @@ RUNG = CudaRung(
     ),
     archs=("sm_90a",),
     steps=_steps,
-    **fragments.along(_chain) | {"signatures": fragments.OF_HALVES},
+    **fragments.along(_chain) | {"signatures": fragments.OF_HALVES + fragments.FLOATS[:2]},
     **modelled("quantized/warpgroup_columns", terms, _choices),
 )
