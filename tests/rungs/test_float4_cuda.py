@@ -188,8 +188,8 @@ def test_what_is_not_proved_goes_as_codes_of_8_bits(
 def test_records_open_the_door() -> None:
     """Today no record does: when it turns, say so in docs/quantised.md and the changelog."""
     backend = backends.get("cuda")
-    problem = make_problem("matvec", 64, 64, 1, (FLOAT4_DTYPE, "bfloat16", "bfloat16"),
-                           quant=float4_spec(0, layout="mma16"))  # fmt: skip
+    spec, types = float4_spec(0, layout="mma16"), (FLOAT4_DTYPE, "bfloat16", "bfloat16")
+    problem = make_problem("matvec", 64, 64, 1, types, quant=spec)
     (rung,) = (param.values[0] for param in TAKING if param.id == "fragment_codes")
     known = any(r.rung == rung.name and r.variant.startswith(FLOAT4_DTYPE) for r in evidence.read())
     assert backend.proved(rung, problem, proofs.proof_machine()) == known
