@@ -15,6 +15,7 @@ import pytest
 
 import rebuild
 from gemmule.backends.cuda import nvrtc
+from gemmule.core.problem import FLOAT4_DTYPE
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CudaRung
 from gemmule.storage import built, evidence, lines
@@ -54,11 +55,13 @@ def rung_named(name: str) -> CudaRung:
 def smallest(rung: CudaRung) -> proofs.Variant:
     """Return the variant with the fewest kernels, of 8-bit codes where those have no more.
 
-    They unpack in fewer instructions, and so build in half the time. Not one that adds a bias: a
-    rung may be chosen before that is proved.
+    They unpack in fewer instructions, and so build in half the time. Not one that adds a bias or
+    reads 4-bit floats: a rung may be chosen before that is proved.
     """
     of_rung = [
-        one for one in proofs.variants(rung) if not (proofs.adds_bias(one) or proofs.scales(one))
+        one
+        for one in proofs.variants(rung)
+        if not (proofs.adds_bias(one) or proofs.scales(one) or one.name.startswith(FLOAT4_DTYPE))
     ]
     return min(of_rung, key=lambda one: (len(one.kernels), one.name.startswith("uint4")))
 

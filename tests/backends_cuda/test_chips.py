@@ -395,7 +395,7 @@ def test_doctor_tells_what_a_chip_is_served(tmp_path: Path, setting: Callable[..
     hopper = shown(machine_of("sm_90a"))
     assert "is sm_90a: kernels are compiled for it ->" in hopper
     assert "usual ones proved on this architecture: " in hopper
-    assert "wgmma_split" in hopper
+    assert "wgmma_specialized" in hopper
     spark = machine_of("sm_121a")
     told = shown(spark)
     assert "kernels are compiled for it; it takes the rungs of sm_120a" in told
