@@ -61,8 +61,10 @@ def test_what_is_written_to_a_layer_is_seen(bits: int) -> None:
         held.copy_(held.flip(0))
         fresh = QuantLinear.from_tensors(
             *(getattr(one, name).clone() for name in ("codes", "scales", "zeros")),
-            shape=(70, 256), bits=bits, group_size=128,
-        )  # fmt: skip
+            shape=(70, 256),
+            bits=bits,
+            group_size=128,
+        )
         fresh.bias = one.bias
         assert torch.equal(one(vector), fresh(vector)), part
         assert torch.equal(one(x), fresh(x)), part

@@ -148,3 +148,11 @@ def test_a_layer_adds_its_bias(tokens: int, bits: Any, dtype: str) -> None:
     steps = torch.finfo(kind).eps * exact.abs().max()
     assert (found - exact).abs().max() <= 2 * steps + 1e-3
     assert torch.equal(layer(x), layer(x))
+
+
+def test_a_layer_that_was_met_is_recorded_as_an_operator() -> None:
+    layer = QuantLinear.from_linear(torch.nn.Linear(256, 128, device="cuda").requires_grad_(False))
+    x, other = torch.randn(2, 3, 256, device="cuda").unbind()
+    for _ in range(3):  # from the second on by what the first left
+        layer(x)
+    assert torch.equal(torch.jit.trace(layer, x)(other), layer(other))
