@@ -66,9 +66,16 @@ def largest_squares(rows: Rows) -> Iterator[tuple[str, int, Rows]]:
 
 
 def charts(
-    what: str, kernels: Sequence[str], value: str, unit: str, limit: str, shape: str,
-    by_type: str, counted: str, axes: tuple[str, str],
-) -> Iterator[Spec]:  # fmt: skip
+    what: str,
+    kernels: Sequence[str],
+    value: str,
+    unit: str,
+    limit: str,
+    shape: str,
+    by_type: str,
+    counted: str,
+    axes: tuple[str, str],
+) -> Iterator[Spec]:
     """Yield what is drawn of both: gain, use, rates, dtypes, and what is busy."""
     rate: dict[str, Any] = {"value": value, "unit": unit}
     gain: dict[str, Any] = {"value": "us", "pairs": [(tile, kernels[0]) for tile in kernels[1:]]}
