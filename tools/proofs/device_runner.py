@@ -27,6 +27,7 @@ from gemmule.core.rung import (
     with_scales,
 )
 from gemmule.oracle.inputs import Inputs
+from gemmule.quant import places
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.tuning.operands import call_over
 from proofs import raw_launch
@@ -98,7 +99,7 @@ class DeviceRunner:
         arrays = (inputs.a, inputs.b, inputs.out)
         codes, operands = isinstance(inputs.a, QuantizedMatrix), []
         if codes:
-            there = inputs.a.to(f"cuda:{self.ordinal}", layout=inputs.a.layout)
+            there = places.on(inputs.a, f"cuda:{self.ordinal}")  # `to` would widen 4-bit floats
             operands.append(interop.unwrap(there, "A"))
         addresses = [self._place(part, inputs) for part in arrays[codes:]]
         for address, part in zip(addresses, arrays[codes:], strict=True):

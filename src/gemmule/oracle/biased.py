@@ -67,7 +67,8 @@ def _truth(inputs: Inputs, bias: NDArray[Any], alpha: float, rest: NDArray[Any])
     added = bias.astype(np.float64)[:, None] + rest
     low, sizes = truth.low, truth.sizes
     if sizes is not None:
-        product = abs(alpha) * sizes.product + np.abs(added)
+        # either may be rounded to before the other takes it away
+        product = abs(alpha) * sizes.product + np.abs(bias)[:, None] + np.abs(rest)
         sizes = replace(sizes, product=product)
     return replace(
         truth,
