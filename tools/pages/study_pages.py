@@ -19,6 +19,7 @@ from gemmule_lab.report.sheet import drawn_of
 from gemmule_lab.report.tables import markdown, text_of
 from gemmule_lab.studies import charted, show, store
 from gemmule_lab.studies.grid import Cell
+from gemmule_lab.studies.harness import CpuBench, GpuBench
 from gemmule_lab.studies.records import Finding, Rows
 from gemmule_lab.studies.rules import document
 from gemmule_lab.studies.runner import DURATION, of_last_devices
@@ -26,7 +27,7 @@ from pages.markdown import update_markers
 
 REPEATED, LEAST_RUNS = "repeated", 3
 DOCUMENTS = studies.NUMBERS
-BLOCK_S = {"cuda": 0.04, "cpu": 0.6}  # what one lane of a cell may take
+LANE_S = {one.backend: one.lane_s for one in (GpuBench, CpuBench)}
 
 
 def update(root: Path) -> list[Path]:
@@ -120,14 +121,14 @@ def _timed_seconds(rows: Rows, *, once: bool = False) -> float:
     timed = rows.timed()
     host = [1e-6 * r.us * r.times_us.n for r in timed if r.temperature == "once" and r.times_us]
     cells = [r for r in timed if r.temperature != "once" and not once]
-    return sum(host) + sum(BLOCK_S[r.backend] for r in cells)
+    return sum(host) + sum(LANE_S[r.backend] for r in cells)
 
 
 def _planned(number: str, full: bool) -> tuple[float, int]:
     """Return what the lanes of a study's grid on a GPU may take, and the number of its steps."""
     steps = list(studies.load(number).steps("cuda", full))
     lanes = [lane for step in steps if isinstance(step, Cell) for lane in step.lanes]
-    return BLOCK_S["cuda"] * len(lanes), len(steps)
+    return LANE_S["cuda"] * len(lanes), len(steps)
 
 
 def whole_run(found: Mapping[str, Mapping[str, Rows]]) -> str:

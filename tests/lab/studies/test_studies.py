@@ -762,7 +762,7 @@ def test_the_cpu_bench_times_rungs_and_peers() -> None:
 class Faulty(CellBench):
     """A bench whose lanes called "full" find no memory, and those called "lost" no device."""
 
-    backend, max_blocks, block_s = "cuda", 8, 1e-3
+    backend, max_blocks, block_s, lane_s = "cuda", 8, 1e-3, 1.0
 
     def __init__(self, clock: FakeClock) -> None:
         self.bench, self.made = SimpleNamespace(clock=clock), []

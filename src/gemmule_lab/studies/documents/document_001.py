@@ -70,7 +70,8 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         yield from _kernels()
     yield from _totals((n for n in usual if n > LARGEST[ways.SHARED]), gpu)
     if full:
-        yield from _totals(sorted({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES), gpu)
+        # The largest first, whose numbers the smaller ones have too.
+        yield from _totals(sorted({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES, reverse=True), gpu)
     if gpu and full:
         yield Task("largest", (largest.WHOLE,), {}, largest.largest)
 

@@ -36,11 +36,12 @@ def _numbers(rows: int) -> Array:
 def operands(n: int) -> tuple[Array, Array, Array]:
     """Return random A and B, n x n, and a C that nothing was written to.
 
-    Their numbers are drawn once for many sizes: drawing anew takes longer than a product.
+    Their numbers are drawn once for many sizes, since drawing anew takes longer than a product; B's
+    are A's from the second row of the pool on.
     """
-    pool = _numbers(1 << (2 * n * n // WIDTH).bit_length())
-    a, b = pool[: 2 * n * n].reshape(2, n, n)
-    return a, b, np.full((n, n), np.nan, np.float32)
+    pool = _numbers(1 << (n * n // WIDTH + 1).bit_length())
+    a, b = (pool[at : at + n * n].reshape(n, n) for at in (0, WIDTH))
+    return a, b, np.empty((n, n), np.float32)
 
 
 def way_of(name: str, hosts: Sequence[Array], bench: Bench, stack: ExitStack) -> Way | str:
