@@ -12,17 +12,18 @@ import numpy as np
 from gemmule.core.registry import all_rungs
 from gemmule.storage.atomic import replace_text
 from gemmule_lab import studies
+from gemmule_lab.records import study as store
+from gemmule_lab.records.study import Rows
 from gemmule_lab.report.against import TIMES_WITHIN, changes, within
 from gemmule_lab.report.charts import Chart
 from gemmule_lab.report.plots import draw
 from gemmule_lab.report.sheet import drawn_of
 from gemmule_lab.report.tables import markdown, text_of
-from gemmule_lab.studies import charted, show, store
+from gemmule_lab.studies import charted, show
 from gemmule_lab.studies.grid import Cell
 from gemmule_lab.studies.harness import CpuBench, GpuBench
-from gemmule_lab.studies.records import Finding, Rows
-from gemmule_lab.studies.rules import document
-from gemmule_lab.studies.runner import DURATION, of_last_devices
+from gemmule_lab.studies.rules import Finding, document
+from gemmule_lab.studies.runner import DURATION
 from pages.markdown import update_markers
 
 REPEATED, LEAST_RUNS = "repeated", 3
@@ -186,7 +187,7 @@ def devices_on_record(evidence: Path, number: str) -> dict[str, Rows]:
     """Return a study's rows by device, the one with the most rows first."""
     files = [store.read(path, number) for path in sorted(evidence.glob(f"*/study-{number}.jsonl"))]
     files.sort(key=lambda rows: (not any(row.backend == "cuda" for row in rows), -len(rows)))
-    return {show.device_of(rows): of_last_devices(rows) for rows in files if rows}
+    return {show.device_of(rows): store.of_last_devices(rows) for rows in files if rows}
 
 
 def evidence_rows(evidence: Path, number: str) -> Rows:

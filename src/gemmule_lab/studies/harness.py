@@ -32,8 +32,8 @@ from gemmule_lab.harness.products import Product
 from gemmule_lab.peers import registry
 from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.records.rows import Environment, Facts, times_of
+from gemmule_lab.records.study import Value
 from gemmule_lab.studies.grid import Cell, Lane, Measured
-from gemmule_lab.studies.records import Value
 
 MIN_BLOCKS, SLOWEST_CALL_S, CEILING_SECONDS = 6, 4.0, 4.0
 PATIENCE, TIMER_SHARE = 2.0, 2.5e-3

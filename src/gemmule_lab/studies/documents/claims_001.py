@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from gemmule_lab.records.results import geomean
+from gemmule_lab.records.study import Rows
 from gemmule_lab.report.charts import Mark
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.products import passes as ways
-from gemmule_lab.studies.records import Judged, Rows
-from gemmule_lab.studies.rules import counted, needed, spread
+from gemmule_lab.studies.rules import Judged, counted, needed, spread
 
 TOTAL, KERNELS, FIRST = "host to host", "kernels", "first call"
 FMA_ON, FMA_OFF = "shared tile 32", "shared tile 32, multiply and add apart"

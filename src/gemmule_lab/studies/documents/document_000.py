@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmule_lab.profile.single_launch import counting
+from gemmule_lab.records.study import Rows
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.documents import rows_columns as shared
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.records import Judged, Rows, UnmeasuredError
-from gemmule_lab.studies.rules import share, text
+from gemmule_lab.studies.rules import Judged, UnmeasuredError, share, text
 
 SIZES = tuple(1 << p for p in range(8, 15))
 THIN = (512, 2048, 8192, 16384)

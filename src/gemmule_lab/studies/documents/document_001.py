@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gemmule_lab.profile.single_launch import counting
+from gemmule_lab.records.study import Rows, Value
 from gemmule_lab.report.charts import Bar, Bars, Mark, number
 from gemmule_lab.report.tables import significant
 from gemmule_lab.studies.charted import Head, Picture, Spec, busy, chart
@@ -15,7 +16,6 @@ from gemmule_lab.studies.documents import claims_001 as said
 from gemmule_lab.studies.grid import Cell, Lane, Names, Step, Study, Task
 from gemmule_lab.studies.products import first_call, largest, totals
 from gemmule_lab.studies.products import passes as ways
-from gemmule_lab.studies.records import Rows, Value
 from gemmule_lab.studies.rules import document
 
 LARGEST = {ways.CPU_LOOP: 1024, ways.NAIVE: 2048, ways.SHARED: 4096}
