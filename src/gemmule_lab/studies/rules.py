@@ -6,7 +6,8 @@
 ``times`` has the pairs and ``is`` the condition, such as ``geomean > 1.02``, on how many times as
 fast the first of each is, case by case; ``rows``, of the claim or else of the study, says which
 rows, with ``least`` and ``most`` of n and ``part`` of a time; a pair may ask for others. What is
-only told: times of the rows ``shown``, and pairs of ``told`` behind their words, where on file.
+only told: times of the rows ``shown``, and pairs of ``told`` behind their words, where on file. Of
+what follows from the document alone the file says whether it ``holds``, and the ``figure``.
 """
 
 from __future__ import annotations
@@ -105,9 +106,9 @@ class Claims:
     def __init__(self, number: str) -> None:
         self._listed, rows = document(number)["claim"], document(number)["study"].get("rows")
         self._judges: dict[str, Callable[[Rows], Judged]] = {
-            name: functools.partial(by_times, {"rows": rows, **one})
+            name: functools.partial(by_times if "times" in one else settled, {"rows": rows, **one})
             for name, one in self._listed.items()
-            if "times" in one
+            if {"times", "holds"} & {*one}
         }
 
     def rule(self, name: str, *given: Any) -> Callable[[F], F]:
@@ -125,6 +126,11 @@ class Claims:
             Claim(name, one["text"], one["rule"], self._judges[name], one)
             for name, one in self._listed.items()
         )
+
+
+def settled(claim: Mapping[str, Any], rows: Rows) -> Judged:
+    """Return what no measurement can change."""
+    return Judged(claim["holds"], claim["figure"])
 
 
 def by_times(claim: Mapping[str, Any], rows: Rows) -> Judged:

@@ -37,7 +37,7 @@ from gemmule_lab.records.rows import Environment
 from gemmule_lab.report.ladder_gains import before
 from gemmule_lab.studies.grid import Cell, Lane, Measured
 from gemmule_lab.studies.harness import GpuBench
-from gemmule_lab.studies.products import largest, passes
+from gemmule_lab.studies.products import passes
 from gemmule_lab.studies.products import totals as host_products
 from gemmule_lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way
 from lab_rows import PARTS_OF_THE_WAY
@@ -244,30 +244,30 @@ def test_proofs_and_checks_judge_every_result(
 
 
 def test_the_product_itself_meets_the_end_of_memory(limit: Callable[..., None]) -> None:
-    limit(largest, CUBLAS=SHARED)
+    limit(host_products, CUBLAS=SHARED)
     with device() as driver:
         driver.free_bytes = 3 * 4 * 64 * 64
-        assert largest.refusal(64, 0) is None
-        words = largest.refusal(65, 0)
+        assert host_products.refusal(64, 0) is None
+        words = host_products.refusal(65, 0)
         assert words is not None
         assert "no room" in words
         assert not driver.memory
         driver.faults["cuMemAlloc"] = "CUDA_ERROR_LAUNCH_FAILED"
         with pytest.raises(DeviceError):
-            largest.refusal(64, 0)
+            host_products.refusal(64, 0)
 
 
 def test_the_largest_product_is_made_and_judged(limit: Callable[..., None]) -> None:
-    limit(largest, STEP=16)
-    limit(largest, CUBLAS=SHARED)
+    limit(host_products, STEP=16)
+    limit(host_products, CUBLAS=SHARED)
     with device() as driver:
         driver.free_bytes = 3 * 4 * 40 * 40 + 4096
-        names = (largest.FITS, largest.REFUSED, largest.WHOLE)
-        found = largest.largest(GpuStandIn(), names, {})
+        names = (host_products.FITS, host_products.REFUSED, host_products.WHOLE)
+        found = host_products.largest(GpuStandIn(), names, {})
         assert not driver.memory
-    assert found[largest.REFUSED].figures == {"largest n": 32.0, "next n refused": 1.0}
-    assert "no room" in found[largest.REFUSED].note
-    for name in (largest.FITS, largest.WHOLE):
+    assert found[host_products.REFUSED].figures == {"largest n": 32.0, "next n refused": 1.0}
+    assert "no room" in found[host_products.REFUSED].note
+    for name in (host_products.FITS, host_products.WHOLE):
         assert found[name].times_us is not None
         assert found[name].figures["n"] == 32.0
 

@@ -101,13 +101,6 @@ def _height_1024(rows: Rows) -> Judged:
     return Judged(all(holds), f"best heights: {'; '.join(words)}")
 
 
-@CLAIMS.rule("own-optimum")
-def _own_optimum(rows: Rows) -> Judged:
-    best = {name: WIDTHS[int(np.argmin(ms))] for name, ms in PRINTED["width_ms"].items()}
-    words = ", ".join(f"{name} {width}" for name, width in best.items())
-    return Judged(set(best.values()) == {ITS_WIDTH}, f"smallest in its own table: {words}")
-
-
 @CLAIMS.rule("always-faster", "block_multiply", 1)
 @CLAIMS.rule("transposed-wins", "block_multiply_transposed", 160 / 296)
 def _wins(rows: Rows, algorithm: str, share: float) -> Judged:
@@ -183,17 +176,6 @@ def _coalescing(rows: Rows) -> Judged:
     return Judged(many >= 4 * few and slower >= alone, words, slower)
 
 
-@CLAIMS.rule("any-dimension")
-def _any_dimension(rows: Rows) -> Judged:
-    """Count the columns that the listing's blocks multiply, for each width."""
-    right = 0
-    for width in range(1, 301):
-        ends = range(ITS_WIDTH, width + ITS_WIDTH, ITS_WIDTH)
-        right += sum(width % ITS_WIDTH if end <= width else ITS_WIDTH for end in ends) == width
-    words = f"the listing multiplies every column once for {right} of 300 widths"
-    return Judged(right == 300, words, right)
-
-
 @CLAIMS.rule("zeroing")
 def _zeroing(rows: Rows) -> Judged:
     fixed = rows.where(FIXED, backend="cuda", name=ZEROING_NAME)
@@ -204,25 +186,6 @@ def _zeroing(rows: Rows) -> Judged:
     for us in warm.where(m=1 << 14, n=1 << 14).us().values():
         words += f"; {large:.2f} of {us:.1f} us at 2^14 x 2^14: {100 * large / us:.1f} %"
     return Judged(small / median < 0.05, words, small / median)
-
-
-@CLAIMS.rule("case-count")
-def _cases(rows: Rows) -> Judged:
-    made = len(shapes())
-    words = f"the sizes it gives make {made} shapes and {made * MATRICES} runs"
-    return Judged(made in (294, 296), words, made)
-
-
-@CLAIMS.rule("whose-7.3", 7.0)
-@CLAIMS.rule("eighty-percent", 1.7)
-def _printed_ratio(rows: Rows, least: float) -> Judged:
-    """Judge a ratio of the transposed product by the averages that the document itself prints."""
-    average = PRINTED["average_ms"]
-    ratios = {name: average["naive_transposed"] / average[name] for name in ALGORITHMS[1:]}
-    ours = ratios["block_multiply_transposed"]
-    words = ", ".join(f"{name} {ratio:.2f} times" for name, ratio in ratios.items())
-    told = f"from its own table 12: {words}, a gain of {100 * (ours - 1):.0f} % for the first"
-    return Judged(ours >= least, told, ours)
 
 
 @CLAIMS.rule("twice-memory")

@@ -79,17 +79,6 @@ def _rows_not_columns(rows: Rows) -> Judged:
     return Judged(min(down) >= GROWS and max(across) <= STAYS, words, min(down))
 
 
-@CLAIMS.rule("result-size")
-def _result_size(rows: Rows) -> Judged:
-    return Judged(False, "a 512 x 2048 matrix takes 2,048 values and gives 512: only if square")
-
-
-@CLAIMS.rule("small-x")
-def _vector_small(rows: Rows) -> Judged:
-    share = max(n / (m * n + n + m) for m in SIZES for n in SIZES)
-    return Judged(share < 0.01, f"x is at most {100 * share:.2f} % of the bytes on our grid", share)
-
-
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
     """Yield each rung's bandwidth and use of the memory on the largest square, warm and cold."""
     for backend, size, square in shared.largest_squares(rows):

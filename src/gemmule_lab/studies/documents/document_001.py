@@ -14,7 +14,7 @@ from gemmule_lab.report.tables import significant
 from gemmule_lab.studies.charted import Head, Picture, Spec, busy, chart
 from gemmule_lab.studies.documents import claims_001 as said
 from gemmule_lab.studies.grid import Cell, Lane, Names, Step, Study, Task
-from gemmule_lab.studies.products import first_call, largest, totals
+from gemmule_lab.studies.products import first_call, totals
 from gemmule_lab.studies.products import passes as ways
 from gemmule_lab.studies.rules import document
 
@@ -73,7 +73,7 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         # The largest first, whose numbers the smaller ones have too.
         yield from _totals(sorted({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES, reverse=True), gpu)
     if gpu and full:
-        yield Task("largest", (largest.WHOLE,), {}, largest.largest)
+        yield Task("largest", (totals.WHOLE,), {}, totals.largest)
 
 
 def _here(names: Iterable[str], gpu: bool) -> Names:
@@ -114,7 +114,7 @@ def _kernels() -> Iterator[Step]:
             yield Cell(said.KERNELS, "matmul", n, n, lanes, temperature, n, case={"n": n})
     tiles = tuple(Lane(name, name) for name in ("shared_tile", "rectangular_tile"))
     yield counting("matmul", tiles, {"n": COUNTED})
-    yield Task("largest", (largest.FITS, said.REFUSED), {}, largest.largest)
+    yield Task("largest", (totals.FITS, totals.REFUSED), {}, totals.largest)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:
