@@ -42,6 +42,7 @@ from gemmule_lab.studies.documents import (
 from gemmule_lab.studies.documents.document_003 import formula_gbs
 from gemmule_lab.studies.grid import Cell, Lane, Measured, Task
 from gemmule_lab.studies.harness import CellBench, CpuBench
+from gemmule_lab.studies.products import totals
 from gemmule_lab.studies.products.passes import PARTS
 from gemmule_lab.studies.products.totals import judge
 from gemmule_lab.studies.rules import CONFIRMED, DIFFERS, NOT_MEASURABLE, REFUTED, document
@@ -605,7 +606,7 @@ def test_ceilings_decide() -> None:
     assert verdict("002", "compute-bound", three, fma=9000.0, read=4000.0) == FAILED
     fits = {"largest n": 26000.0, "next n refused": 1.0}
     last = study_row(
-        "001", "largest", claims_001.REFUSED, temperature="once", figures=fits, note="no room"
+        "001", "largest", totals.REFUSED, temperature="once", figures=fits, note="no room"
     )
     assert verdict("001", "memory-end", [last]) == CONFIRMED
 

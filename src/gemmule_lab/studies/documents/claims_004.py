@@ -55,6 +55,8 @@ def _above_1_mb(rows: Rows) -> Judged:
         its = each[WIDTHS.index(ITS_WIDTH)]
         at = [ratio for one in its for ratio in one.values()]
         first = first or needed(at)
+        if not at:
+            continue
         best = [max(one[i].get(case, 0.0) for one in each) for i in (0, 1) for case in its[i]]
         won, most = (sum(r > 1 for r in ratios) for ratios in (at, best))
         words.append(
