@@ -184,9 +184,14 @@ def overview(
 
 
 def devices_on_record(evidence: Path, number: str) -> dict[str, Rows]:
-    """Return a study's rows by device, the one with the most rows first."""
+    """Return a study's rows by device, the one with the most experiments first, then rows."""
     files = [store.read(path, number) for path in sorted(evidence.glob(f"*/study-{number}.jsonl"))]
-    files.sort(key=lambda rows: (not any(row.backend == "cuda" for row in rows), -len(rows)))
+
+    def order(rows: Rows) -> tuple[bool, int, int]:
+        experiments = {row.experiment for row in rows}
+        return not any(row.backend == "cuda" for row in rows), -len(experiments), -len(rows)
+
+    files.sort(key=order)
     return {show.device_of(rows): store.of_last_devices(rows) for rows in files if rows}
 
 

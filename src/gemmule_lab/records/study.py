@@ -172,13 +172,21 @@ def add(path: Path, newer: Rows, number: str) -> int:
 
 
 def on_record(number: str) -> list[Path]:
-    """Return the files of a study in the package's own evidence, a device each, largest first.
+    """Return the files of a study in the package's own evidence, a device each.
 
-    They may be there packed, under longer names.
+    First those with the most experiments, then the larger ones. They may be there packed, under
+    longer names.
     """
-    known = evidence.folder().glob(f"*/study-{number}.jsonl*")
-    largest = sorted(known, key=lambda path: (-path.stat().st_size, path))
-    return [path.with_name(f"study-{number}.jsonl") for path in largest]
+    found = evidence.folder().glob(f"*/study-{number}.jsonl*")
+    known = {path.with_name(f"study-{number}.jsonl"): path.stat().st_size for path in found}
+    if len(known) < 2:
+        return [*known]
+
+    def order(path: Path) -> tuple[int, int, Path]:
+        experiments = {row.experiment for row in read(path, number)}
+        return -len(experiments), -known[path], path
+
+    return sorted(known, key=order)
 
 
 def read(path: Path, number: str) -> Rows:
