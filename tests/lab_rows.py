@@ -11,7 +11,7 @@ from checkout import EVIDENCE
 from gemmule.core.problem import Problem, QuantSpec
 from gemmule.timing.sampler import Samples
 from gemmule_lab.records.rows import Ceiling, Environment, Row, Speedup, Times
-from gemmule_lab.studies.records import Rows, StudyRow
+from gemmule_lab.records.study import Rows, StudyRow
 from pages import study_pages
 
 PARTS_OF_THE_WAY = [  # of a product from host arrays to a host array

@@ -24,16 +24,22 @@ except ModuleNotFoundError:  # nothing is built here
     BuildHookInterface = object
 
 
-STUDY = b'"line":"study"'
+STUDY, EXPERIMENT = b'"line":"study"', re.compile(rb'"experiment":"([^"]*)"')
 LONG = re.compile(rb"-?\d+\.\d{6,}(?:e[-+]?\d+)?")
 
 
 def packed(evidence: Path) -> Iterator[tuple[str, bytes]]:
     """Yield (path below the folder of the evidence, content) of all that a wheel carries.
 
-    Of a study that several devices measured, the largest file, which is the one that is shown.
+    Of a study that several devices measured, the file with the most experiments, and of those the
+    largest, which is the one that is shown.
     """
-    studies = sorted(evidence.glob("*/study-*.jsonl"), key=lambda path: path.stat().st_size)
+
+    def experiments(path: Path) -> tuple[int, int]:
+        content = path.read_bytes()
+        return len({*EXPERIMENT.findall(content)}), len(content)
+
+    studies = sorted(evidence.glob("*/study-*.jsonl"), key=experiments)
     shown = {path.name: path for path in studies}.values()
     for device in sorted(path for path in evidence.iterdir() if path.is_dir()):
         proofs = sorted((device / "verified").glob("*.jsonl"))

@@ -21,7 +21,7 @@ from gemmule.backends.cuda.streams import Event, PinnedBlock, Stream
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CudaRung
 from gemmule_lab import studies
-from gemmule_lab.studies import store
+from gemmule_lab.records import study as store
 from late_driver import LateDriver, late
 
 RECORDED = EVIDENCE / "nvidia-h200"

@@ -25,8 +25,8 @@ from gemmule.oracle.problems import make_problem
 from gemmule.storage import evidence, lines, margins
 from gemmule_lab.cli import run
 from gemmule_lab.commands.study import DOCUMENTS
+from gemmule_lab.records import study as study_store
 from gemmule_lab.report import ladder_table
-from gemmule_lab.studies import store as study_store
 from proofs import default_plans, proofs
 from proofs import device as verify_device
 from proofs import status as proof_status

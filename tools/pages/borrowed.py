@@ -17,9 +17,9 @@ import click
 from gemmule.core.problem import Problem
 from gemmule.storage import lines
 from gemmule_lab.records import distributed, results
+from gemmule_lab.records import study as store
 from gemmule_lab.records.rows import Environment, Times
-from gemmule_lab.studies import store
-from gemmule_lab.studies.records import Rows, StudyRow
+from gemmule_lab.records.study import Rows, StudyRow
 
 LADDER, COUNTED, CHOSEN = "ladder", "counted by the ladder", "chosen"
 SEVERAL, BARRIERS = "several GPUs", "barriers"

@@ -12,21 +12,23 @@ import numpy as np
 from gemmule.core.registry import all_rungs
 from gemmule.storage.atomic import replace_text
 from gemmule_lab import studies
+from gemmule_lab.records import study as store
+from gemmule_lab.records.study import Rows
 from gemmule_lab.report.against import TIMES_WITHIN, changes, within
 from gemmule_lab.report.charts import Chart
 from gemmule_lab.report.plots import draw
 from gemmule_lab.report.sheet import drawn_of
 from gemmule_lab.report.tables import markdown, text_of
-from gemmule_lab.studies import charted, show, store
+from gemmule_lab.studies import charted, show
 from gemmule_lab.studies.grid import Cell
-from gemmule_lab.studies.records import Finding, Rows
-from gemmule_lab.studies.rules import document
-from gemmule_lab.studies.runner import DURATION, of_last_devices
+from gemmule_lab.studies.harness import CpuBench, GpuBench
+from gemmule_lab.studies.rules import Finding, document
+from gemmule_lab.studies.runner import DURATION
 from pages.markdown import update_markers
 
 REPEATED, LEAST_RUNS = "repeated", 3
 DOCUMENTS = studies.NUMBERS
-BLOCK_S = {"cuda": 0.04, "cpu": 0.6}  # what one lane of a cell may take
+LANE_S = {one.backend: one.lane_s for one in (GpuBench, CpuBench)}
 
 
 def update(root: Path) -> list[Path]:
@@ -120,14 +122,14 @@ def _timed_seconds(rows: Rows, *, once: bool = False) -> float:
     timed = rows.timed()
     host = [1e-6 * r.us * r.times_us.n for r in timed if r.temperature == "once" and r.times_us]
     cells = [r for r in timed if r.temperature != "once" and not once]
-    return sum(host) + sum(BLOCK_S[r.backend] for r in cells)
+    return sum(host) + sum(LANE_S[r.backend] for r in cells)
 
 
 def _planned(number: str, full: bool) -> tuple[float, int]:
     """Return what the lanes of a study's grid on a GPU may take, and the number of its steps."""
     steps = list(studies.load(number).steps("cuda", full))
     lanes = [lane for step in steps if isinstance(step, Cell) for lane in step.lanes]
-    return BLOCK_S["cuda"] * len(lanes), len(steps)
+    return LANE_S["cuda"] * len(lanes), len(steps)
 
 
 def whole_run(found: Mapping[str, Mapping[str, Rows]]) -> str:
@@ -182,10 +184,15 @@ def overview(
 
 
 def devices_on_record(evidence: Path, number: str) -> dict[str, Rows]:
-    """Return a study's rows by device, the one with the most rows first."""
+    """Return a study's rows by device, the one with the most experiments first, then rows."""
     files = [store.read(path, number) for path in sorted(evidence.glob(f"*/study-{number}.jsonl"))]
-    files.sort(key=lambda rows: (not any(row.backend == "cuda" for row in rows), -len(rows)))
-    return {show.device_of(rows): of_last_devices(rows) for rows in files if rows}
+
+    def order(rows: Rows) -> tuple[bool, int, int]:
+        experiments = {row.experiment for row in rows}
+        return not any(row.backend == "cuda" for row in rows), -len(experiments), -len(rows)
+
+    files.sort(key=order)
+    return {show.device_of(rows): store.of_last_devices(rows) for rows in files if rows}
 
 
 def evidence_rows(evidence: Path, number: str) -> Rows:

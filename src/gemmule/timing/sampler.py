@@ -42,8 +42,9 @@ class Budget:
     """What a run may take: rounds, seconds in all, seconds a block at least, how sure is enough.
 
     precision: of every ratio to the first entry, as half its 95 % interval. patience: how many
-    times `max_seconds` may pass before there are the six rounds that an interval takes. ValueError
-    for limits that are not positive, or a patience below 1.
+    times `max_seconds` may pass before there are the six rounds that an interval takes.
+    timer_share: of a block, that reading the clock may cost. ValueError for limits that are not
+    positive, or a patience below 1.
     """
 
     max_seconds: float = 10.0
@@ -52,9 +53,10 @@ class Budget:
     min_block_s: float = 0.01
     precision: float = 0.005
     patience: float = 1.0
+    timer_share: float = TIMER_SHARE
 
     def __post_init__(self) -> None:
-        for name in ("min_blocks", "max_blocks", "max_seconds", "min_block_s"):
+        for name in ("min_blocks", "max_blocks", "max_seconds", "min_block_s", "timer_share"):
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name} is {value}; it must be positive.")
@@ -251,7 +253,7 @@ def sample(
     entry is known within `precision` (half the 95 % interval; for a single entry its own
     median), or when `max_seconds` have passed (with fewer than six rounds when `patience` times as
     many have), or after `max_blocks` rounds. At least one round is completed whatever it takes. A
-    block lasts `min_block_s`, or 1000 timer overheads if longer.
+    block lasts `min_block_s`, or as long as makes the clock's overhead its `timer_share` if longer.
 
     Operand sets are walked in one sequence across all entries that have as many, so that none
     finds in the cache what another has just read. Nothing is checked about results: check them
@@ -263,7 +265,7 @@ def sample(
         raise ValueError(f"entries are {names}; give at least one, each with its own name.")
     start = clock.now()
     rng = np.random.default_rng(seed)
-    block_s = max(budget.min_block_s, clock.overhead_s / TIMER_SHARE)
+    block_s = max(budget.min_block_s, clock.overhead_s / budget.timer_share)
     made = runners or {}
     timed = [_Timed(one, made.get(one.name) or clock.prepare(one)) for one in entries]
     # Those with fewer or more sets do not share them: their own sequence goes on where it was.

@@ -11,7 +11,7 @@ import click
 from gemmule_lab.commands import _options as options
 
 if TYPE_CHECKING:
-    from gemmule_lab.studies.records import Rows
+    from gemmule_lab.records.study import Rows
 
 DOCUMENTS = ("000", "001", "002", "003", "004")
 
@@ -95,11 +95,11 @@ def _list(documents: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _on_record(number: str) -> Rows:
-    from gemmule_lab.studies import runner, store
-    from gemmule_lab.studies.records import Rows
+    from gemmule_lab.records import study as store
+    from gemmule_lab.records.study import Rows
 
     for path in store.on_record(number):
-        return runner.of_last_devices(store.read(path, number))
+        return store.of_last_devices(store.read(path, number))
     return Rows(())
 
 
@@ -120,7 +120,8 @@ def _one(
     from gemmule.storage.evidence import slug
     from gemmule_lab import studies
     from gemmule_lab.progress import working
-    from gemmule_lab.studies import harness, rules, runner, store
+    from gemmule_lab.records import study as store
+    from gemmule_lab.studies import harness, rules
     from gemmule_lab.studies import show as results
 
     one, about = studies.load(number), rules.document(number)["study"]
@@ -141,7 +142,7 @@ def _one(
         here = here[:1]  # which times what runs on the CPU in turns with its own
     for bench in [] if show else here:
         _measure(number, bench, path, full, only)
-    rows = runner.of_last_devices(store.read(path, number))
+    rows = store.of_last_devices(store.read(path, number))
     results.print_tables(number, rows, times=times)
     if not rows:
         click.echo(f"{path} holds no rows yet")
@@ -180,12 +181,13 @@ def _measure(number: str, bench: Any, path: Path, full: bool, only: tuple[str, .
 
 def _beside(number: str, rows: Rows, against: tuple[Path, ...], out: Path) -> None:
     """Print verdicts and times of machines side by side, and draw how the times relate."""
+    from gemmule_lab.records import study as store
     from gemmule_lab.report.plots import draw
-    from gemmule_lab.studies import runner, show, store
+    from gemmule_lab.studies import show
 
     devices = {show.device_of(rows): rows}
     for path in against:
-        theirs = runner.of_last_devices(store.read(path, number))
+        theirs = store.of_last_devices(store.read(path, number))
         if not theirs:
             raise ValueError(f"{path} holds no rows of document {number}.")
         name = show.device_of(theirs)

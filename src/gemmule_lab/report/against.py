@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmule.timing.sampler import CONFIDENCE, FEWEST_PAIRS
-from gemmule_lab.records import distributed, log, results
+from gemmule_lab.records import distributed, log, results, study
 from gemmule_lab.records.rows import Speedup, Times
 from gemmule_lab.report.claims import REPEATS_WITHIN, races, verdict
 from gemmule_lab.report.tables import TableData, counted, markdown, significant
@@ -149,9 +149,7 @@ def _timed(path: Path) -> Iterator[tuple[str, Timed]]:
 
 
 def _timed_study(path: Path, number: str) -> Iterator[tuple[str, Timed]]:
-    from gemmule_lab.studies import store
-
-    for row in store.read(path, number).timed():
+    for row in study.read(path, number).timed():
         if row.times_us is not None:
             case = ", ".join(f"{name}={value}" for name, value in row.case.items())
             what = f"{row.experiment}: {row.name}, {case}, {row.temperature}"

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from gemmule_lab.records.results import geomean
+from gemmule_lab.records.study import Rows, StudyRow
 from gemmule_lab.report import charts
 from gemmule_lab.report.charts import Chart, Line, Mark
 from gemmule_lab.studies.grid import Study
-from gemmule_lab.studies.records import Rows, StudyRow
 
 Spec = Mapping[str, Any]
 Picture = tuple[str, Chart]

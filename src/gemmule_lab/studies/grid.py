@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gemmule_lab.records.rows import Times
-from gemmule_lab.studies.records import Claim, Rows, Value
+from gemmule_lab.records.study import Rows, Value
+from gemmule_lab.studies.rules import Claim
 
 
 @dataclass(frozen=True)

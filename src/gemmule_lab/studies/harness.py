@@ -32,26 +32,31 @@ from gemmule_lab.harness.products import Product
 from gemmule_lab.peers import registry
 from gemmule_lab.records.environment import cpu_name
 from gemmule_lab.records.rows import Environment, Facts, times_of
+from gemmule_lab.records.study import Value
 from gemmule_lab.studies.grid import Cell, Lane, Measured
-from gemmule_lab.studies.records import Value
 
 MIN_BLOCKS, SLOWEST_CALL_S, CEILING_SECONDS = 6, 4.0, 4.0
+PATIENCE, TIMER_SHARE = 2.0, 2.5e-3
 COMPILERS = 16  # at a time, at most
 
 T = TypeVar("T")
 
 
 class CellBench:
-    """Times cells on a bench of the lab. seconds: what one lane may take."""
+    """Times cells on a bench of the lab. lane_s: what one lane may take, twice that for six rounds.
+
+    seconds: another limit than that.
+    """
 
     backend: str
     ordinal = 0
     bench: Bench
     max_blocks: ClassVar[int]
     block_s: ClassVar[float]
+    lane_s: ClassVar[float]
 
-    def __init__(self, device: str, seconds: float) -> None:
-        self.device, self.seconds = device, seconds
+    def __init__(self, device: str, seconds: float | None) -> None:
+        self.device, self.seconds = device, seconds or self.lane_s
         self.clock, self.more = self.bench.clock, dict[str, float]()  # figures of every row
 
     def measure(self, cell: Cell, lanes: tuple[Lane, ...]) -> Mapping[str, Measured]:
@@ -71,7 +76,9 @@ class CellBench:
                 entries.append(made)
         if not entries:
             return found
-        budget = Budget(self.seconds * len(entries), MIN_BLOCKS, self.max_blocks, self.block_s)
+        limits = MIN_BLOCKS, self.max_blocks, self.block_s
+        at_most = self.seconds * len(entries)
+        budget = Budget(at_most, *limits, patience=PATIENCE, timer_share=TIMER_SHARE)
         samples = sample(entries, self.clock, budget)
         for one in entries:
             times, problem = times_of(samples[one.name]), one.about.problem
@@ -150,9 +157,9 @@ class CpuBench(CellBench):
     """Times cells on this CPU, through the public API."""
 
     backend = "cpu"
-    max_blocks, block_s = 15, 0.005
+    max_blocks, block_s, lane_s = 15, 0.005, 0.3
 
-    def __init__(self, seconds: float = 0.6) -> None:
+    def __init__(self, seconds: float | None = None) -> None:
         self.bench = HostBench(slowest_s=SLOWEST_CALL_S)
         super().__init__(cpu_name(), seconds)
 
@@ -170,9 +177,9 @@ class GpuBench(CellBench):
     """Times cells on one device, by captured calls; rows tell what its data sheet says."""
 
     backend = "cuda"
-    max_blocks, block_s = 8, 0.001
+    max_blocks, block_s, lane_s = 8, 0.001, 0.02
 
-    def __init__(self, ordinal: int = 0, seconds: float = 0.04) -> None:
+    def __init__(self, ordinal: int = 0, seconds: float | None = None) -> None:
         self.ordinal = ordinal
         self.bench: DeviceBench = DeviceBench(ordinal)
         super().__init__(self.bench.device, seconds)

@@ -1,4 +1,4 @@
-"""What documents say: their files, and the rules that most claims share.
+"""What documents say: their files, how a claim is judged, and the rules that most claims share.
 
 ``documents/<number>.toml`` has what a document asks and printed, and its claims: each with its
 ``text``, its ``rule`` in words, and the cause of an outcome under the outcome's first word
@@ -6,23 +6,30 @@
 ``times`` has the pairs and ``is`` the condition, such as ``geomean > 1.02``, on how many times as
 fast the first of each is, case by case; ``rows``, of the claim or else of the study, says which
 rows, with ``least`` and ``most`` of n and ``part`` of a time; a pair may ask for others. What is
-only told: times of the rows ``shown``, and pairs of ``told`` behind their words, where on file.
+only told: times of the rows ``shown``, and pairs of ``told`` behind their words, where on file. Of
+what follows from the document alone the file says whether it ``holds``, and the ``figure``.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import tomllib
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from gemmule_lab.records.results import geomean
-from gemmule_lab.studies.records import Claim, Judged, Rows, UnmeasuredError
+from gemmule_lab.records.study import Rows
 
+Outcome = Literal["confirmed", "refuted", "differs on this device", "not measurable here"]
+CONFIRMED: Outcome = "confirmed"
+REFUTED: Outcome = "refuted"
+DIFFERS: Outcome = "differs on this device"
+NOT_MEASURABLE: Outcome = "not measurable here"
 NO_GPU = "no figures of a GPU are on file"
-NO_HEIGHTS = "no heights of blocks are on file"
 NO_PAIR = "no size is on file for both the CPU and the GPU"
 STATISTICS: Mapping[str, Callable[[Collection[float]], float]] = {
     "geomean": geomean,
@@ -33,7 +40,54 @@ EVERY: Mapping[str, Any] = {}
 OPERATORS = {"<": operator.lt, ">": operator.gt, ">=": operator.ge, "<=": operator.le}
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Judged])
+F = TypeVar("F", bound="Callable[..., Judged]")
+
+
+class Judged(NamedTuple):
+    """Whether a claim holds by its rule, our figure in words, and the number that it turns on."""
+
+    holds: bool
+    figure: str
+    value: float = math.nan
+
+
+class Finding(NamedTuple):
+    """The outcome of a claim, our figure in words, why it is so, and the figure's number."""
+
+    outcome: Outcome
+    figure: str
+    cause: str = ""
+    value: float = math.nan
+
+
+class UnmeasuredError(Exception):
+    """These rows cannot decide a claim; the words say why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing that a document says.
+
+    rule: how it is decided, in words: "refuted unless ...", or "differs unless ..." of what a
+    document says of its own devices. ``decide(rows)`` is that rule; it raises `UnmeasuredError`
+    where rows lack what it needs. causes: by an outcome's first word, why it is so.
+    """
+
+    id: str
+    text: str
+    rule: str
+    decide: Callable[[Rows], Judged]
+    causes: Mapping[str, str]
+
+    def judge(self, rows: Rows) -> Finding:
+        """Return what these rows say of the claim."""
+        try:
+            holds, figure, value = self.decide(rows)
+        except UnmeasuredError as why:
+            return Finding(NOT_MEASURABLE, str(why))
+        failed = DIFFERS if self.rule.startswith("differs") else REFUTED
+        outcome = CONFIRMED if holds else failed
+        return Finding(outcome, figure, self.causes.get(outcome.split()[0], ""), value)
 
 
 @functools.cache
@@ -52,9 +106,9 @@ class Claims:
     def __init__(self, number: str) -> None:
         self._listed, rows = document(number)["claim"], document(number)["study"].get("rows")
         self._judges: dict[str, Callable[[Rows], Judged]] = {
-            name: functools.partial(by_times, {"rows": rows, **one})
+            name: functools.partial(by_times if "times" in one else settled, {"rows": rows, **one})
             for name, one in self._listed.items()
-            if "times" in one
+            if {"times", "holds"} & {*one}
         }
 
     def rule(self, name: str, *given: Any) -> Callable[[F], F]:
@@ -72,6 +126,11 @@ class Claims:
             Claim(name, one["text"], one["rule"], self._judges[name], one)
             for name, one in self._listed.items()
         )
+
+
+def settled(claim: Mapping[str, Any], rows: Rows) -> Judged:
+    """Return what no measurement can change."""
+    return Judged(claim["holds"], claim["figure"])
 
 
 def by_times(claim: Mapping[str, Any], rows: Rows) -> Judged:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from gemmule_lab.ceilings.best import TOLERANCE
+from gemmule_lab.records import study as store
 from gemmule_lab.records.rows import Environment
-from gemmule_lab.studies import store
+from gemmule_lab.records.study import Rows, StudyRow, key_of
 from gemmule_lab.studies.grid import Bench, Case, Measured, Names, Step, Study
-from gemmule_lab.studies.records import Rows, StudyRow, key_of
 
 DURATION = "duration"  # of a run that was not stopped
 Todo = tuple[Step, Names]  # and the names of its rows that are not on file
@@ -62,7 +62,7 @@ def run(
     took = {"seconds": time.monotonic() - start}
     store.append(path, [StudyRow(*where, "the run", "task", "once", figures=took)])
     rows = store.read(path, study.number)
-    if above_ceiling(of_last_devices(rows), bench.backend):
+    if above_ceiling(store.of_last_devices(rows), bench.backend):
         # Something slowed the ceilings down: of both measurements the higher one counts.
         store.append(path, [environment()])
     return rows
@@ -80,14 +80,6 @@ def _rows(
         found = measured.get(name, Measured(note="it gave no figure"))
         what = (found.params, found.times_us, found.figures, found.note)
         yield StudyRow(*where, name, kind, step.temperature, *what)
-
-
-def of_last_devices(rows: Rows) -> Rows:
-    """Return the rows of the last CPU and the last GPU on file, which verdicts are made of."""
-    last = {row.backend: row.device for row in rows}
-    kept = [row for row in rows if row.device == last[row.backend]]
-    environments = {k: e for k, e in rows.environments.items() if e.device in last.values()}
-    return Rows(kept, environments)
 
 
 def above_ceiling(rows: Rows, backend: str) -> bool:

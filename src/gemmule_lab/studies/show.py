@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from rich.console import Console
 
 from gemmule.storage.atomic import replace_text
 from gemmule.storage.evidence import slug
 from gemmule_lab import studies
+from gemmule_lab.records import study as store
 from gemmule_lab.records.results import geomean
+from gemmule_lab.records.study import Rows
 from gemmule_lab.report.charts import Bar, Bars, Chart, Mark
 from gemmule_lab.report.plots import draw
-from gemmule_lab.report.render import terminal_table
+from gemmule_lab.report.render import print_table
 from gemmule_lab.report.tables import TableData, significant, without_empty_columns
-from gemmule_lab.studies import charted, store
-from gemmule_lab.studies.records import NOT_MEASURABLE, Finding, Rows
-from gemmule_lab.studies.rules import document
-from gemmule_lab.studies.runner import of_last_devices
+from gemmule_lab.studies import charted
+from gemmule_lab.studies.rules import NOT_MEASURABLE, Finding, document
 
 BACKENDS = ("cuda", "cpu")
 MOST_NAMED = 6
@@ -234,10 +233,9 @@ def print_tables(number: str, rows: Rows, *, times: bool) -> None:
 
 def print_all(tables: Iterable[TableData]) -> None:
     """Print the tables that have rows."""
-    console = Console()
     for table in tables:
         if table.rows:
-            console.print(terminal_table(table))
+            print_table(table)
 
 
 def write_plots(number: str, rows: Rows, folder: Path) -> None:
@@ -267,7 +265,7 @@ def section(path: Path, number: str) -> Section:
 
     Drawings are images, so that none changes another.
     """
-    rows = of_last_devices(store.read(path, number))
+    rows = store.of_last_devices(store.read(path, number))
     if not rows:
         raise ValueError(f"{path} holds no rows; `gemmule study {number}` writes some.")
     drawn = ((name, draw(one)) for name, one in charted.pictures(studies.load(number), rows))

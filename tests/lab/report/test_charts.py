@@ -13,13 +13,13 @@ import pytest
 from checkout import ROOT
 from gemmule_lab import studies
 from gemmule_lab.records.rows import Ceiling
+from gemmule_lab.records.study import Rows
 from gemmule_lab.report import charts, plots
 from gemmule_lab.report.charts import Axes, Bar, Bars, HeatMaps, Line, Lines, Mark
 from gemmule_lab.report.plots import draw
 from gemmule_lab.report.sheet import drawn_of
 from gemmule_lab.studies import charted
 from gemmule_lab.studies.grid import Cell
-from gemmule_lab.studies.records import Rows
 from lab_rows import machine, recorded, study_row
 from svg_words import SVG, faults, groups, words_of
 

@@ -25,9 +25,11 @@ from gemmule_lab.commands.report import report
 from gemmule_lab.commands.study import study as command
 from gemmule_lab.profile import ncu
 from gemmule_lab.profile.single_launch import METRICS
+from gemmule_lab.records import study as store
 from gemmule_lab.records.rows import Ceiling, Facts, Times
+from gemmule_lab.records.study import Rows, StudyRow
 from gemmule_lab.report.plots import draw
-from gemmule_lab.studies import charted, runner, show, store
+from gemmule_lab.studies import charted, runner, show
 from gemmule_lab.studies.documents import (
     claims_001,
     claims_004,
@@ -40,17 +42,10 @@ from gemmule_lab.studies.documents import (
 from gemmule_lab.studies.documents.document_003 import formula_gbs
 from gemmule_lab.studies.grid import Cell, Lane, Measured, Task
 from gemmule_lab.studies.harness import CellBench, CpuBench
+from gemmule_lab.studies.products import totals
 from gemmule_lab.studies.products.passes import PARTS
 from gemmule_lab.studies.products.totals import judge
-from gemmule_lab.studies.records import (
-    CONFIRMED,
-    DIFFERS,
-    NOT_MEASURABLE,
-    REFUTED,
-    Rows,
-    StudyRow,
-)
-from gemmule_lab.studies.rules import document
+from gemmule_lab.studies.rules import CONFIRMED, DIFFERS, NOT_MEASURABLE, REFUTED, document
 from lab_rows import machine, recorded, study_row, times
 from pages import study_pages
 
@@ -187,7 +182,7 @@ def test_verdicts_are_of_the_last_device_and_ceilings_are_held_against_rows() ->
         n=8,
     )
     rows = [dataclasses.replace(fast, device=name) for name in ("Old CPU", "Test CPU")]
-    kept = runner.of_last_devices(Rows(rows, {here.id: here}))
+    kept = store.of_last_devices(Rows(rows, {here.id: here}))
     assert [r.device for r in kept] == ["Test CPU"]
     assert runner.above_ceiling(kept, "cpu")
     slower = dataclasses.replace(fast, device="Test CPU", figures={"gbs": 43.0})
@@ -611,7 +606,7 @@ def test_ceilings_decide() -> None:
     assert verdict("002", "compute-bound", three, fma=9000.0, read=4000.0) == FAILED
     fits = {"largest n": 26000.0, "next n refused": 1.0}
     last = study_row(
-        "001", "largest", claims_001.REFUSED, temperature="once", figures=fits, note="no room"
+        "001", "largest", totals.REFUSED, temperature="once", figures=fits, note="no room"
     )
     assert verdict("001", "memory-end", [last]) == CONFIRMED
 
@@ -762,7 +757,7 @@ def test_the_cpu_bench_times_rungs_and_peers() -> None:
 class Faulty(CellBench):
     """A bench whose lanes called "full" find no memory, and those called "lost" no device."""
 
-    backend, max_blocks, block_s = "cuda", 8, 1e-3
+    backend, max_blocks, block_s, lane_s = "cuda", 8, 1e-3, 1.0
 
     def __init__(self, clock: FakeClock) -> None:
         self.bench, self.made = SimpleNamespace(clock=clock), []

@@ -17,10 +17,11 @@ from gemmule.core.registry import all_rungs
 from gemmule.oracle.problems import make_problem
 from gemmule_lab import studies
 from gemmule_lab.commands.study import study as command
-from gemmule_lab.studies import store
+from gemmule_lab.records import study as store
+from gemmule_lab.records.study import Rows
 from gemmule_lab.studies.documents import document_000, document_003, rows_columns
 from gemmule_lab.studies.grid import Cell
-from gemmule_lab.studies.records import CONFIRMED, NOT_MEASURABLE, Rows
+from gemmule_lab.studies.rules import CONFIRMED, NOT_MEASURABLE
 from lab_rows import recorded, study_row
 
 HELD = recomputed.held()

@@ -8,16 +8,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from gemmule_lab.records.results import geomean
+from gemmule_lab.records.study import Rows
 from gemmule_lab.report.charts import Mark
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.products import passes as ways
-from gemmule_lab.studies.records import Judged, Rows
-from gemmule_lab.studies.rules import counted, needed, spread
+from gemmule_lab.studies.rules import Judged, counted, needed, spread
 
 TOTAL, KERNELS, FIRST = "host to host", "kernels", "first call"
 FMA_ON, FMA_OFF = "shared tile 32", "shared tile 32, multiply and add apart"
 FULL_NAIVE, LONE_NAIVE, LONE_TILE = "naive, fused", "naive, blocks of one thread", "shared tile 1"
-REFUSED = "the next size"
 FIRST_SIZES = (64, 1024)
 LOADING = ("allocate", "host to device", "device to host", "free")
 CLAIMS = rules.Claims("001")
@@ -247,30 +246,9 @@ def _dominant(rows: Rows, n: int, part: str) -> Judged:
     return Judged(holds, f"n = {n}: {words}", timed[part])
 
 
-@CLAIMS.rule("order")
-def _order(rows: Rows) -> Judged:
-    """Compute what a column-major library makes of row-major operands: no device is needed."""
-    a, b = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.0, 1.0], [1.0, 1.0]])
-    seen = (a.T @ b.T).T  # both read as their transposes, the result written as its transpose
-    gives = "B A" if np.array_equal(seen, b @ a) else "A B"
-    return Judged(np.array_equal(seen, a @ b), f"row-major A and B come out as {gives}")
-
-
-@CLAIMS.rule("epsilon")
-def _epsilon(rows: Rows) -> Judged:
-    """Apply the document's comparison to NaN, and to the rounding of a long sum."""
-    epsilon, rng = float(np.finfo(np.float32).eps), np.random.default_rng(0)
-    passes = not abs(float("nan") - 1.0) > epsilon
-    x, y = (rng.standard_normal(4096).astype(np.float32) for _ in "xy")
-    error = abs(float(np.float32(math.fsum(x * y))) - float(np.cumsum(x * y, dtype=np.float32)[-1]))
-    words = f"NaN {'passes' if passes else 'fails'}; a right sum of 4,096 products is off by "
-    words += f"{error:.1e}, for a tolerance of {epsilon:.1e}"
-    return Judged(not passes and error <= epsilon, words, error)
-
-
 @CLAIMS.rule("memory-end")
 def _memory_end(rows: Rows) -> Judged:
-    found = rows.where("largest", name=REFUSED)
+    found = rows.where("largest", name="the next size")
     n = needed(found.figure("largest n"))
     note = next(row.note for row in found).partition(". ")[0]
     return Judged(n == 26000, f"here {n:,.0f} fits; the next thousand says: {note}", n)

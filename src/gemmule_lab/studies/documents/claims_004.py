@@ -10,9 +10,10 @@ import numpy as np
 from gemmule.core.problem import Problem
 from gemmule.core.registry import cuda_rungs
 from gemmule_lab.records.results import geomean
+from gemmule_lab.records.study import Rows
+from gemmule_lab.report.ladder_table import REFERENCE_GPU
 from gemmule_lab.studies import rules
-from gemmule_lab.studies.records import Judged, Rows
-from gemmule_lab.studies.rules import needed
+from gemmule_lab.studies.rules import Judged, needed
 
 WIDTHS = (8, 16, 32, 64, 128, 256)
 ALGORITHMS = ("block_multiply", "block_multiply_transposed", "transpose_then")
@@ -35,34 +36,33 @@ def shapes(full: bool = True) -> list[tuple[int, int]]:
     return [(1 << q, 1 << p) for p in chosen for q in range(1, p + 1)]
 
 
-def warm_rows(rows: Rows) -> Rows:
-    """Return the warm runs of all widths on a GPU."""
-    return rows.where(WIDTH_RUNS, backend="cuda", temperature="warm")
-
-
-def above_a_megabyte(rows: Rows, temperature: str) -> Rows:
-    """Return the runs of all widths over matrices of more than 1 MB."""
+def width_runs(rows: Rows, temperature: str = "warm", above: int = 0) -> Rows:
+    """Return the runs of all widths on a GPU, over matrices of more than so many bytes."""
     here = rows.where(WIDTH_RUNS, backend="cuda", temperature=temperature)
-    return here.only(r for r in here if 4 * int(r.case["m"]) * int(r.case["n"]) > MEGABYTE)
+    return here.only(r for r in here if 4 * int(r.case["m"]) * int(r.case["n"]) > above)
 
 
 @CLAIMS.rule("above-1-mb")
 def _above_1_mb(rows: Rows) -> Judged:
     """Judge block & multiply, and tell in how many cases each algorithm wins, and by how much."""
-    words, found, best = [], dict[str, list[float]](), dict[str, list[float]]()
-    for algorithm, kept in itertools.product(ALGORITHMS, ("warm", "cold")):
-        here = above_a_megabyte(rows, kept)
-        each = [here.faster(f"{algorithm} {width}", NAIVE[algorithm]) for width in WIDTHS]
-        for case, ratio in each[WIDTHS.index(ITS_WIDTH)].items():
-            found.setdefault(algorithm, []).append(ratio)
-            best.setdefault(algorithm, []).append(max(one.get(case, 0.0) for one in each))
-    for algorithm, at in found.items():
-        won, most = (sum(r > 1 for r in one[algorithm]) for one in (found, best))
+    large, words, first = (
+        [width_runs(rows, kept, MEGABYTE) for kept in ("warm", "cold")],
+        [],
+        list[float](),
+    )
+    for name in ALGORITHMS:
+        each = [[one.faster(f"{name} {width}", NAIVE[name]) for one in large] for width in WIDTHS]
+        its = each[WIDTHS.index(ITS_WIDTH)]
+        at = [ratio for one in its for ratio in one.values()]
+        first = first or needed(at)
+        if not at:
+            continue
+        best = [max(one[i].get(case, 0.0) for one in each) for i in (0, 1) for case in its[i]]
+        won, most = (sum(r > 1 for r in ratios) for ratios in (at, best))
         words.append(
-            f"{algorithm} in {won} of {len(at)} cases ({most} at its best width), "
+            f"{name} in {won} of {len(at)} cases ({most} at its best width), "
             f"{geomean(at):.2f} times ({min(at):.2f} to {max(at):.2f})"
         )
-    first = needed(found.get(ALGORITHMS[0]))
     return Judged(min(first) > 1, "; ".join(words), geomean(first))
 
 
@@ -73,7 +73,7 @@ def mean_us(rows: Rows, name: str) -> float:
 
 @CLAIMS.rule("width-64")
 def _best_is_64(rows: Rows) -> Judged:
-    warm, best = warm_rows(rows), {}
+    warm, best = width_runs(rows), {}
     for name in ALGORITHMS:
         known = [w for w in WIDTHS if warm.where(name=f"{name} {w}").timed()]
         best[name] = min((mean_us(warm, f"{name} {w}"), w) for w in needed(known))
@@ -88,12 +88,12 @@ def _height_1024(rows: Rows) -> Judged:
     runs = rows.where(HEIGHT_RUNS, backend="cuda", temperature="warm")
     words, holds = [], []
     for algorithm in ALGORITHMS:
-        named = {(h, w): f"{algorithm} {h} x {w}" for h in HEIGHTS for w in WIDTHS}
-        us = {at: runs.where(name=name).us().values() for at, name in named.items()}
+        pairs = itertools.product(HEIGHTS, WIDTHS)
+        us = {(h, w): runs.where(name=f"{algorithm} {h} x {w}").us().values() for h, w in pairs}
         times = {at: geomean(found) for at, found in us.items() if found}
         at_width = {h: one for (h, width), one in times.items() if width == ITS_WIDTH}
-        best = min(needed(at_width, rules.NO_HEIGHTS), key=lambda height: at_width[height])
-        height, width = min(times, key=lambda pair: times[pair])
+        best = min(needed(at_width, "no heights of blocks are on file"), key=at_width.__getitem__)
+        height, width = min(times, key=times.__getitem__)
         holds.append(best == ITS_HEIGHT)
         gain = at_width[ITS_HEIGHT] / at_width[best]
         words.append(
@@ -103,20 +103,13 @@ def _height_1024(rows: Rows) -> Judged:
     return Judged(all(holds), f"best heights: {'; '.join(words)}")
 
 
-@CLAIMS.rule("own-optimum")
-def _own_optimum(rows: Rows) -> Judged:
-    best = {name: WIDTHS[int(np.argmin(ms))] for name, ms in PRINTED["width_ms"].items()}
-    words = ", ".join(f"{name} {width}" for name, width in best.items())
-    return Judged(set(best.values()) == {ITS_WIDTH}, f"smallest in its own table: {words}")
-
-
 @CLAIMS.rule("always-faster", "block_multiply", 1)
 @CLAIMS.rule("transposed-wins", "block_multiply_transposed", 160 / 296)
 def _wins(rows: Rows, algorithm: str, share: float) -> Judged:
     """Judge a count of wins: shapes by median, and runs matrix by matrix."""
     ours, plain = f"{algorithm} {ITS_WIDTH}", NAIVE[algorithm]
     five = rows.where(FIVE, backend="cuda")
-    shapes_won = [r > 1 for r in needed(warm_rows(rows).faster(ours, plain)).values()]
+    shapes_won = [r > 1 for r in needed(width_runs(rows).faster(ours, plain)).values()]
     each = [five.faster(f"{ours} #{i}", f"{plain} #{i}") for i in range(1, MATRICES + 1)]
     runs = [r > 1 for one in each for r in one.values()]
     counts = f"{sum(shapes_won)} of {len(shapes_won)} shapes, in {sum(runs)} of {len(runs)} runs"
@@ -129,7 +122,7 @@ def _wins(rows: Rows, algorithm: str, share: float) -> Judged:
 @CLAIMS.rule("ratio-then", "transpose_then")
 def _mean_ratio(rows: Rows, algorithm: str) -> Judged:
     """Judge "so many times faster": mean time over mean time, within a quarter."""
-    printed, warm = PRINTED["ratios"][algorithm], warm_rows(rows)
+    printed, warm = PRINTED["ratios"][algorithm], width_runs(rows)
     names = (f"{algorithm} {ITS_WIDTH}", NAIVE[algorithm])
     ours, plain = (mean_us(warm, name) for name in names)
     words = (
@@ -173,7 +166,7 @@ def _coalescing(rows: Rows) -> Judged:
     for name in ALGORITHMS[:2]:
         counts = rules.counted(here.where(name=name), "load sectors", "load requests")
         sectors[f"{name} {ITS_WIDTH}"] = counts[0] / counts[1]
-    warm = above_a_megabyte(rows, "warm")
+    warm = width_runs(rows, above=MEGABYTE)
     square = warm.only(r for r in warm if r.case["m"] == r.case["n"])
     slower = geomean(needed(square.faster(*sectors)).values())
     alone = _ladder_gain(rows, "shared_x")
@@ -185,22 +178,11 @@ def _coalescing(rows: Rows) -> Judged:
     return Judged(many >= 4 * few and slower >= alone, words, slower)
 
 
-@CLAIMS.rule("any-dimension")
-def _any_dimension(rows: Rows) -> Judged:
-    """Count the columns that the listing's blocks multiply, for each width."""
-    right = 0
-    for width in range(1, 301):
-        whole = [end <= width for end in range(ITS_WIDTH, width + ITS_WIDTH, ITS_WIDTH)]
-        right += sum(width % ITS_WIDTH if one else ITS_WIDTH for one in whole) == width
-    words = f"the listing multiplies every column once for {right} of 300 widths"
-    return Judged(right == 300, words, right)
-
-
 @CLAIMS.rule("zeroing")
 def _zeroing(rows: Rows) -> Judged:
     fixed = rows.where(FIXED, backend="cuda", name=ZEROING_NAME)
     small, large = (next(iter(needed(fixed.where(m=m).us()).values())) for m in (1 << 7, 1 << 14))
-    warm = warm_rows(rows).where(name=f"block_multiply {ITS_WIDTH}")
+    warm = width_runs(rows).where(name=f"block_multiply {ITS_WIDTH}")
     median = float(np.median(list(needed(warm.us()).values())))
     words = f"{small:.2f} us of a median product of {median:.2f} us: {100 * small / median:.0f} %"
     for us in warm.where(m=1 << 14, n=1 << 14).us().values():
@@ -208,33 +190,12 @@ def _zeroing(rows: Rows) -> Judged:
     return Judged(small / median < 0.05, words, small / median)
 
 
-@CLAIMS.rule("case-count")
-def _cases(rows: Rows) -> Judged:
-    made = len(shapes())
-    words = f"the sizes it gives make {made} shapes and {made * MATRICES} runs"
-    return Judged(made in (294, 296), words, made)
-
-
-@CLAIMS.rule("whose-7.3", 7.0)
-@CLAIMS.rule("eighty-percent", 1.7)
-def _printed_ratio(rows: Rows, least: float) -> Judged:
-    """Judge a ratio of the transposed product by the averages that the document itself prints."""
-    average = PRINTED["average_ms"]
-    ratios = {name: average["naive_transposed"] / average[name] for name in ALGORITHMS[1:]}
-    ours = ratios["block_multiply_transposed"]
-    words = ", ".join(f"{name} {ratio:.2f} times" for name, ratio in ratios.items())
-    told = f"from its own table 12: {words}, a gain of {100 * (ours - 1):.0f} % for the first"
-    return Judged(ours >= least, told, ours)
-
-
 @CLAIMS.rule("twice-memory")
 def _copy_bytes(rows: Rows) -> Judged:
     """Compute the workspace of the rung at the largest shape: no device is needed."""
-    from gemmule_lab.report.ladder_table import REFERENCE_GPU
-
     problem = Problem("matvec", 1 << EXPONENTS[-1], 1 << EXPONENTS[-1])
     rung = next(r for r in cuda_rungs() if r.name == "transpose_then")
     extra = rung.workspace(problem, rung.check_params(problem, None), REFERENCE_GPU)
-    share = (problem.matrix_bytes + extra) / problem.matrix_bytes
+    share = 1 + extra / problem.matrix_bytes
     words = f"{extra:,} bytes beside a matrix of {problem.matrix_bytes:,}: {share:.2f} times"
     return Judged(1.9 < share < 2.1, words, share)

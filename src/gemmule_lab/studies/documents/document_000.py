@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmule_lab.profile.single_launch import counting
+from gemmule_lab.records.study import Rows
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.documents import rows_columns as shared
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.records import Judged, Rows, UnmeasuredError
-from gemmule_lab.studies.rules import share, text
+from gemmule_lab.studies.rules import Judged, UnmeasuredError, share, text
 
 SIZES = tuple(1 << p for p in range(8, 15))
 THIN = (512, 2048, 8192, 16384)
@@ -77,17 +77,6 @@ def _rows_not_columns(rows: Rows) -> Judged:
         f"{max(across):.1f} times"
     )
     return Judged(min(down) >= GROWS and max(across) <= STAYS, words, min(down))
-
-
-@CLAIMS.rule("result-size")
-def _result_size(rows: Rows) -> Judged:
-    return Judged(False, "a 512 x 2048 matrix takes 2,048 values and gives 512: only if square")
-
-
-@CLAIMS.rule("small-x")
-def _vector_small(rows: Rows) -> Judged:
-    share = max(n / (m * n + n + m) for m in SIZES for n in SIZES)
-    return Judged(share < 0.01, f"x is at most {100 * share:.2f} % of the bytes on our grid", share)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gemmule_lab.profile.single_launch import counting
+from gemmule_lab.records.study import Rows, Value
 from gemmule_lab.report.charts import Bar, Bars, Mark, number
 from gemmule_lab.report.tables import significant
 from gemmule_lab.studies.charted import Head, Picture, Spec, busy, chart
 from gemmule_lab.studies.documents import claims_001 as said
 from gemmule_lab.studies.grid import Cell, Lane, Names, Step, Study, Task
-from gemmule_lab.studies.products import first_call, largest, totals
+from gemmule_lab.studies.products import first_call, totals
 from gemmule_lab.studies.products import passes as ways
-from gemmule_lab.studies.records import Rows, Value
 from gemmule_lab.studies.rules import document
 
 LARGEST = {ways.CPU_LOOP: 1024, ways.NAIVE: 2048, ways.SHARED: 4096}
@@ -70,9 +70,10 @@ def steps(backend: str, full: bool) -> Iterable[Step]:
         yield from _kernels()
     yield from _totals((n for n in usual if n > LARGEST[ways.SHARED]), gpu)
     if full:
-        yield from _totals(sorted({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES), gpu)
+        # The largest first, whose numbers the smaller ones have too.
+        yield from _totals(sorted({*OWN_SIZES, *CUBLAS_SIZES} - THIN_SIZES, reverse=True), gpu)
     if gpu and full:
-        yield Task("largest", (largest.WHOLE,), {}, largest.largest)
+        yield Task("largest", (totals.WHOLE,), {}, totals.largest)
 
 
 def _here(names: Iterable[str], gpu: bool) -> Names:
@@ -113,7 +114,7 @@ def _kernels() -> Iterator[Step]:
             yield Cell(said.KERNELS, "matmul", n, n, lanes, temperature, n, case={"n": n})
     tiles = tuple(Lane(name, name) for name in ("shared_tile", "rectangular_tile"))
     yield counting("matmul", tiles, {"n": COUNTED})
-    yield Task("largest", (largest.FITS, said.REFUSED), {}, largest.largest)
+    yield Task("largest", (totals.FITS, totals.REFUSED), {}, totals.largest)
 
 
 def comparison(rows: Rows) -> Iterator[tuple[str, ...]]:

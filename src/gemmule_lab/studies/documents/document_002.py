@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gemmule_lab.profile.single_launch import counting
+from gemmule_lab.records.study import Rows
 from gemmule_lab.report.tables import significant
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.documents import rows_columns as shared
 from gemmule_lab.studies.grid import Lane, Step, Study
-from gemmule_lab.studies.records import Judged, Rows
-from gemmule_lab.studies.rules import needed, share, text
+from gemmule_lab.studies.rules import Judged, needed, share, text
 
 SIZES = tuple(1 << p for p in range(8, 13))
 THIN = (512, 1024, 4096)

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from gemmule.core.registry import cuda_rungs
 from gemmule_lab.records.results import geomean
+from gemmule_lab.records.study import Rows, StudyRow, case_key
 from gemmule_lab.report.charts import Line
 from gemmule_lab.studies import rules
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.records import Judged, Rows, StudyRow, case_key
-from gemmule_lab.studies.rules import document, needed, share
+from gemmule_lab.studies.rules import Judged, document, needed, share
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 CPU_SIZES = (512, 1024, 2048, 4096)

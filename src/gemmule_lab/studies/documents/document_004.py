@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from gemmule_lab.records.results import geomean
+from gemmule_lab.records.study import Rows
 from gemmule_lab.report.charts import Line
 from gemmule_lab.studies.charted import chart
 from gemmule_lab.studies.documents import claims_004 as said
 from gemmule_lab.studies.grid import Cell, Lane, Step, Study
-from gemmule_lab.studies.records import Rows
 from gemmule_lab.studies.rules import document
 
 _BOTH, DTYPE = ("warm", "cold"), "float32, matrix by columns"

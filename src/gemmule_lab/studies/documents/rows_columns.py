@@ -9,9 +9,9 @@ from typing import Any
 
 from gemmule.core.registry import ladder
 from gemmule_lab.harness.products import FLOATS
+from gemmule_lab.records.study import Rows
 from gemmule_lab.studies.charted import Spec, busy, chart
 from gemmule_lab.studies.grid import Cell, Lane
-from gemmule_lab.studies.records import Rows
 
 EXPERIMENT, BY_TYPE = "rows x columns", "dtypes"
 CHOICE = Lane("gemmule's choice", "auto")

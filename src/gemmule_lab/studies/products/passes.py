@@ -11,7 +11,6 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +31,9 @@ HOST_NAMES = (CPU_LOOP, EIGEN, HIS_EIGEN, NUMPY)
 RUNGS = {NAIVE: ("naive", {"width": 1}), SHARED: ("shared_tile", {"tile": 32})}
 PINNED = ", pinned memory"
 PARTS = ("allocate", "host to device", "launch", "kernel", "device to host", "free")
-REPEATS, FEW_REPEATS = 30, 3
-SHORT_US, SLOW_US = 1e4, 1e5  # up to here 30 repeats; from here on two, and the first run counts
+REPEATS, FEW_REPEATS = 30, 2
+ENOUGH_US = 5e4  # of repeats, between these two numbers of them
+SLOW_US, ALONE_US = 1e5, 2.5e5  # beyond, the first run counts: with one more; alone
 
 Array = Any
 Parts = Mapping[str, float]
@@ -126,16 +126,26 @@ def in_turns(
 ) -> dict[str, list[Parts]]:
     """Run each way some times, in rounds of random order; return the parts of every run.
 
-    What takes up to 10 ms runs `repeats` times, up to 100 ms three times, the rest once, all after
-    a first run, which is the first of the list and counts only where it is slow. firsts: those
-    first runs, by name.
+    Each runs some 50 ms long, at most `repeats` times and at least twice; what takes over 100 ms
+    once, and over 250 ms not again: all after a first run, which is the first of the list and
+    counts only where it is slow. firsts: those first runs, by name.
     """
     found = {way.name: [firsts[way.name]] for way in ways}
-    for rounds, most in ((1, inf), (FEW_REPEATS - 1, SLOW_US), (repeats - FEW_REPEATS, SHORT_US)):
-        here = {way.name: way.run for way in ways if sum(firsts[way.name].values()) <= most}
-        for name, runs in bench.in_turns(here, min(rounds, repeats), seed + rounds).items():
+    wanted = {name: min(repeats, _repeats(sum(first.values()))) for name, first in firsts.items()}
+    done = 0
+    for rounds in sorted({*wanted.values()}):
+        here = {way.name: way.run for way in ways if wanted[way.name] >= rounds}
+        for name, runs in bench.in_turns(here, rounds - done, seed + rounds).items():
             found[name] += runs
+        done = rounds
     return found
+
+
+def _repeats(us: float) -> int:
+    """Return how often a product that took so long is run again."""
+    if us > SLOW_US:
+        return int(us <= ALONE_US)
+    return min(REPEATS, max(FEW_REPEATS, int(ENOUGH_US / us)))
 
 
 def counted(runs: Sequence[Parts]) -> Sequence[Parts]:

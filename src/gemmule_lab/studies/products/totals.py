@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,15 +12,20 @@ from typing import Any
 import numpy as np
 
 import gemmule as gm
-from gemmule_lab.harness.operands import drawn
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule_lab.ceilings.device import filled
+from gemmule_lab.harness import device_operands
+from gemmule_lab.harness.operands import OperandSet, drawn
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.studies.grid import Bench, Case, Found, Measured, Names
 from gemmule_lab.studies.harness import unless_refused
 from gemmule_lab.studies.products import passes as by
-from gemmule_lab.studies.products.passes import Parts, Way, gpu_way, host_way
+from gemmule_lab.studies.products.passes import CUBLAS, Parts, Way, gpu_way, host_way
 from gemmule_lab.verify import check
 
-JUDGED_ROWS, JUDGED_COLUMNS, WHOLE, WIDTH = 8, 48, 128, 4096
+STEP, FITS, WHOLE, REFUSED = 1000, "a thousand columns", "the whole product", "the next size"
+JUDGED_ROWS, JUDGED_COLUMNS, ALL, WIDTH = 8, 48, 128, 4096
 LARGEST_PROOF = 1024
 # Two thread pools that take turns disturb each other for some 60 ms (OpenBLAS, OpenMP and ours on
 # 2 cores, November 2026).
@@ -36,11 +42,12 @@ def _numbers(rows: int) -> Array:
 def operands(n: int) -> tuple[Array, Array, Array]:
     """Return random A and B, n x n, and a C that nothing was written to.
 
-    Their numbers are drawn once for many sizes: drawing anew takes longer than a product.
+    Their numbers are drawn once for many sizes, since drawing anew takes longer than a product; B's
+    are A's from the second row of the pool on.
     """
-    pool = _numbers(1 << (2 * n * n // WIDTH).bit_length())
-    a, b = pool[: 2 * n * n].reshape(2, n, n)
-    return a, b, np.full((n, n), np.nan, np.float32)
+    pool = _numbers(1 << (n * n // WIDTH + 1).bit_length())
+    a, b = (pool[at : at + n * n].reshape(n, n) for at in (0, WIDTH))
+    return a, b, np.empty((n, n), np.float32)
 
 
 def way_of(name: str, hosts: Sequence[Array], bench: Bench, stack: ExitStack) -> Way | str:
@@ -149,7 +156,7 @@ def judge(a: Array, b: Array, c: Array, name: str = "") -> Array:
     n = len(a)
     rows, columns = (
         sorted({0, 1, n - 2, n - 1, *np.linspace(0, n - 1, most, dtype=int).tolist()})
-        if n > WHOLE
+        if n > ALL
         else list(range(n))
         for most in (JUDGED_ROWS, JUDGED_COLUMNS)
     )
@@ -160,3 +167,60 @@ def judge(a: Array, b: Array, c: Array, name: str = "") -> Array:
     if not verdict.ok:
         raise ArithmeticError(f"{name}: a product of {n} x {n}: {verdict.text}")
     return c
+
+
+def largest(bench: Bench, names: Names, case: Case) -> Found:
+    """Multiply the largest matrices, n in thousands, that fit beside their product, and the next.
+
+    Of the largest, a thousand columns are computed (all three matrices lie on the device); the
+    whole product only where it is asked for. The next size goes the way of all others.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what it keeps from the products before
+    free_bytes, _ = driver.memory_bytes(bench.ordinal)
+    n = int((free_bytes / 12) ** 0.5) // STEP * STEP
+    found: dict[str, Measured] = {}
+    while n > 0 and not found:
+        made = unless_refused(functools.partial(_products, n, names, bench.ordinal))
+        found, n = ({}, n - STEP) if isinstance(made, str) else (made, n)
+    if REFUSED in names:
+        why = refusal(n + STEP, bench.ordinal)
+        figures = {"largest n": float(n), "next n refused": float(why is not None)}
+        found[REFUSED] = Measured(figures=figures, note=why or "")
+    return found
+
+
+def _products(n: int, names: Names, ordinal: int) -> dict[str, Measured]:
+    """Return the named products, a few columns of each judged; B and C lie by columns."""
+    a, b = (filled(n * n, "float32", ordinal, seed) for seed in (1, 2))
+    c = DeviceArray.empty((n * n,), "float32", ordinal)
+
+    def by_columns(block: DeviceArray, count: int) -> DeviceArray:
+        return DeviceArray(block.pointer, (n, count), (1, n), "float32", ordinal, block)
+
+    left = DeviceArray(a.pointer, (n, n), (n, 1), "float32", ordinal, a)
+    found = {}
+    for name, columns in ((FITS, STEP), (WHOLE, n)):
+        if name in names:
+            right, out = (by_columns(block, columns) for block in (b, c))
+            plan = gm.plan("matmul", left, right)
+            start = time.perf_counter()
+            plan(left, right, out=out)
+            driver.synchronize(ordinal)
+            us = (time.perf_counter() - start) * 1e6
+            device_operands.judged(
+                "matmul", OperandSet(left, by_columns(b, STEP), by_columns(c, STEP)), plan
+            )
+            figures = {"n": float(n), "gflops": 2e-3 * n * n * columns / us}
+            found[name] = Measured(times_of_us([us]), figures)
+    return found
+
+
+def refusal(n: int, ordinal: int) -> str | None:
+    """Return what a host-to-host product of n x n answers where its matrices do not fit."""
+    host = np.empty((n, n), np.float32)  # no page of it is touched before the device refuses
+    with ExitStack() as stack:
+        one = gpu_way(CUBLAS, (host, host, host), ordinal, stack)
+        made = unless_refused(one.run) if isinstance(one, Way) else None
+    return made if isinstance(made, str) else None

@@ -1,21 +1,21 @@
-"""What a study writes down, what it claims, and how a claim is judged."""
+"""Rows of the studies of published experiments: on disk a log, read with what selects among them.
+
+A study goes on with its log where it was stopped.
+"""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any
 
+from gemmule.storage import evidence
+from gemmule_lab.records import log
 from gemmule_lab.records.rows import Environment, Times
 
 Value = str | int | float | bool
-Outcome = Literal["confirmed", "refuted", "differs on this device", "not measurable here"]
-CONFIRMED: Outcome = "confirmed"
-REFUTED: Outcome = "refuted"
-DIFFERS: Outcome = "differs on this device"
-NOT_MEASURABLE: Outcome = "not measurable here"
 TEMPERATURES = ("warm", "cold", "once")
 FIELDS = ("experiment", "backend", "name", "temperature")  # of a row, that are asked for
 
@@ -142,48 +142,70 @@ def case_key(case: Mapping[str, Value]) -> str:
     return json.dumps(dict(case), sort_keys=True)
 
 
-class Judged(NamedTuple):
-    """Whether a claim holds by its rule, our figure in words, and the number that it turns on."""
-
-    holds: bool
-    figure: str
-    value: float = math.nan
-
-
-class Finding(NamedTuple):
-    """The outcome of a claim, our figure in words, why it is so, and the figure's number."""
-
-    outcome: Outcome
-    figure: str
-    cause: str = ""
-    value: float = math.nan
+def of_last_devices(rows: Rows) -> Rows:
+    """Return the rows of the last CPU and the last GPU on file, which verdicts are made of."""
+    last = {row.backend: row.device for row in rows}
+    kept = [row for row in rows if row.device == last[row.backend]]
+    environments = {k: e for k, e in rows.environments.items() if e.device in last.values()}
+    return Rows(kept, environments)
 
 
-class UnmeasuredError(Exception):
-    """These rows cannot decide a claim; the words say why."""
+def append(path: Path, items: Iterable[Environment | StudyRow]) -> None:
+    """Append environments and rows; a line that a crash cut off is removed first."""
+    log.append(path, "study", items)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One thing that a document says.
+def add(path: Path, newer: Rows, number: str) -> int:
+    """Add rows to a study's file; return how many.
 
-    rule: how it is decided, in words: "refuted unless ...", or "differs unless ..." of what a
-    document says of its own devices. ``decide(rows)`` is that rule; it raises `UnmeasuredError`
-    where rows lack what it needs. causes: by an outcome's first word, why it is so.
+    No row on file is lost, and a row that only says why nothing was measured replaces none that
+    was. Environments of rows that are replaced go.
+    """
+    here = read(path, number)
+    both = Rows((*here, *newer), {**here.environments, **newer.environments})
+    first = {row.environment: index for index, row in reversed(list(enumerate(both)))}
+    ordered: list[Environment | StudyRow] = []
+    for name in sorted(first, key=lambda name: first[name]):
+        ordered += [both.environments[name], *(row for row in both if row.environment == name)]
+    log.replace(path, "study", ordered)
+    return len(newer)
+
+
+def on_record(number: str) -> list[Path]:
+    """Return the files of a study in the package's own evidence, a device each.
+
+    First those with the most experiments, then the larger ones. They may be there packed, under
+    longer names.
+    """
+    found = evidence.folder().glob(f"*/study-{number}.jsonl*")
+    known = {path.with_name(f"study-{number}.jsonl"): path.stat().st_size for path in found}
+    if len(known) < 2:
+        return [*known]
+
+    def order(path: Path) -> tuple[int, int, Path]:
+        experiments = {row.experiment for row in read(path, number)}
+        return -len(experiments), -known[path], path
+
+    return sorted(known, key=order)
+
+
+def read(path: Path, number: str) -> Rows:
+    """Return the rows of one study in a file; none where there is no file.
+
+    ValueError as `gemmule_lab.records.log.read` raises it, and for a row of another.
     """
 
-    id: str
-    text: str
-    rule: str
-    decide: Callable[[Rows], Judged]
-    causes: Mapping[str, str]
+    def check(row: StudyRow) -> None:
+        if row.seed != number:
+            raise ValueError(f"the row is of document {row.seed!r}; the file is of {number}.")
+        if row.temperature not in TEMPERATURES:
+            known = ", ".join(TEMPERATURES)
+            raise ValueError(f"temperature is {row.temperature!r}; one of {known}.")
+        if row.times_us is not None:
+            log.check_times(row.times_us)
 
-    def judge(self, rows: Rows) -> Finding:
-        """Return what these rows say of the claim."""
-        try:
-            holds, figure, value = self.decide(rows)
-        except UnmeasuredError as why:
-            return Finding(NOT_MEASURABLE, str(why))
-        failed = DIFFERS if self.rule.startswith("differs") else REFUTED
-        outcome = CONFIRMED if holds else failed
-        return Finding(outcome, figure, self.causes.get(outcome.split()[0], ""), value)
+    try:
+        held = log.read(path, "study", StudyRow, check)
+    except FileNotFoundError:
+        return Rows(())
+    return Rows(held.rows, held.environments)
