@@ -1,8 +1,11 @@
 """Tokens per second of a Llama with random weights: bfloat16, int8 and int4 here, PyTorch's int4.
 
-``python examples/generate_tokens.py [tokens [layers]]`` builds a model from a configuration, for
-which nothing is downloaded, quantises its linear layers but the last, and generates greedily by
-transformers' ``generate``. There Python starts every kernel, and what it costs is in the figures.
+``python examples/generate_tokens.py [tokens [layers [prompt]]]`` builds a model from a
+configuration, for which nothing is downloaded, quantises its linear layers but the last, and
+generates greedily by transformers' ``generate``. There Python starts every kernel, and what it
+costs is in the figures. Beside that stand the tokens a second of a prompt, and of single steps with
+a cache of fixed size: as Python starts their kernels, and on a GPU in a CUDA graph, also of
+compiled layers.
 """
 
 from __future__ import annotations
@@ -89,6 +92,58 @@ def seconds(model: Any, prompt: torch.Tensor, count: int) -> float:
     return time.perf_counter() - begin
 
 
+def prompt_seconds(model: Any, length: int) -> float:
+    """Return the least time that a prompt takes to its last token's logits."""
+    ids = torch.ones((1, length), dtype=torch.long, device=model.device)
+    return min(timed(lambda: model(ids, use_cache=False, logits_to_keep=1), 1) for _ in range(4))
+
+
+def timed(call: Callable[[], object], count: int) -> float:
+    """Return the seconds of so many calls, the device's work included."""
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def steps(model: Any, count: int) -> Iterator[float]:
+    """Yield the seconds of a token: eager, in a CUDA graph, and in one with its layers compiled."""
+    from transformers import StaticCache
+
+    token, place = (torch.full((1, 1), n, device=model.device) for n in (1, 0))
+    cache = StaticCache(model.config, max_cache_len=count + 1)
+
+    def step() -> Any:
+        return model(token, position_ids=place, past_key_values=cache, use_cache=True).logits
+
+    def least(call: Callable[[], object]) -> float:
+        found = []
+        for _ in range(3):
+            cache.reset()
+            found.append(timed(call, count) / count)
+        return min(found)
+
+    def captured() -> torch.cuda.CUDAGraph:
+        cache.reset()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            step()
+        stream.synchronize()
+        with torch.cuda.graph(graph):
+            step()
+        return graph
+
+    timed(step, 1)
+    yield least(step)
+    if model.device.type == "cuda":
+        yield least(captured().replay)
+        for layer in model.model.layers:
+            layer.compile()
+        yield least(captured().replay)
+
+
 def ways() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     """Yield a name and what changes a model, the model as it is first."""
     yield "bfloat16", lambda model: model
@@ -98,7 +153,7 @@ def ways() -> Iterator[tuple[str, Callable[[Any], Any]]]:
         yield "tinygemm int4", with_tinygemm
 
 
-def main(count: int = 64, layers: int = 8) -> None:
+def main(count: int = 64, layers: int = 8, length: int = 512) -> None:
     """Print a row for each way."""
     if importlib.util.find_spec("transformers") is None:
         print("skipped: this example needs transformers (pip install transformers)")
@@ -106,13 +161,16 @@ def main(count: int = 64, layers: int = 8) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     whole = built(device, layers)
     prompt = torch.arange(1, PROMPT + 1, device=device)[None]
-    print(f"linear layers     MB  tokens/s on {device}")
+    print(f"tokens/s on {device}; a prompt of {length} tokens")
+    print("linear layers     MB  generate    prompt    eager  in a graph  compiled in a graph")
     for name, change in ways():
         with torch.inference_mode():
             model = change(copy.deepcopy(whole))
             speed = count / seconds(model, prompt, count)
-        nbytes = sum(p.numel() * p.itemsize for p in (*model.parameters(), *model.buffers()))
-        print(f"{name:13} {nbytes / 1e6:6.0f}  {speed:8.1f}")
+            fast = length / prompt_seconds(model, length)
+            nbytes = sum(p.numel() * p.itemsize for p in (*model.parameters(), *model.buffers()))
+            alone = "   ".join(f"{1 / took:8.1f}" for took in steps(model, count))
+        print(f"{name:13} {nbytes / 1e6:6.0f}  {speed:8.1f}  {fast:8.0f} {alone}", flush=True)
 
 
 if __name__ == "__main__":

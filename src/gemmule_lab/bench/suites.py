@@ -144,6 +144,30 @@ _QUANTISED = (
     *_grid(("matmul",), ("int8 g128 x float16",), _LARGE, columns=16),
 )
 
+
+def _by_columns(
+    name: str, shape: tuple[int, int], *widths: int, transposed: bool = False
+) -> tuple[Product, ...]:
+    """Return the products of codes and float16 scales by so many columns of bfloat16 each."""
+    form = f"{name} x bfloat16, scales float16"
+    return tuple(
+        Product("matmul", form, shape, width, transposed=transposed)
+        if width > 1
+        else Product("matvec", form, shape)
+        for width in widths
+    )
+
+
+_MANY = (32, 64, 128, 256, 512, 1024, 4096)
+_WIDE, _TALL = (8192, 8192), (28672, 8192)  # a square, and a layer of a language model
+_REPLACED = (
+    *(p for shape in (_WIDE, _TALL) for p in _by_columns("int4 g128", shape, *_MANY)),
+    *(p for shape in (_WIDE, _TALL) for p in _by_columns("int8 g128", shape, 64, 128, 256, 4096)),
+    *_by_columns("int4 g32", _WIDE, 32, 64, 128, 512, 4096),
+    *_by_columns("int4 g128", _WIDE, 32, 64, 128, 512, 4096, transposed=True),
+    *(p for size in (4096, 8192, 16384) for p in _by_columns("int4 g128", (size, size), 1, 16)),
+)
+
 CUDA_SUITES: Mapping[str, Suite] = {
     "quick": Suite(
         "a first look", _grid(_VECTORS, ("float16", "float32"), _squares(1024, 4096, 8192))
@@ -167,6 +191,10 @@ CUDA_SUITES: Mapping[str, Suite] = {
         "int4 and int8 weights by 1 to 16 columns, beside PyTorch's packed products",
         _QUANTISED,
         peers=("torch int4pack", "torch int8pack"),
+    ),
+    "replaced": Suite(
+        "int4 and int8 weights by up to 4096 columns, beside the floats that they replace",
+        _REPLACED,
     ),
     "host": Suite(
         "what one call costs the host", (Product("matvec", "float32", (64, 64)),), host_cost=True

@@ -13,7 +13,17 @@ from gemmule_lab.commands import _options as options
 OF_BOTH = ("grouped", "distributed")
 SUITES = {
     "cpu": ("quick", "cpu", "everyday", "sizes", "model", "ladder", *OF_BOTH),
-    "cuda": ("quick", "matvec", "chained", "matmul", "quantised", "host", "split", *OF_BOTH),
+    "cuda": (
+        "quick",
+        "matvec",
+        "chained",
+        "matmul",
+        "quantised",
+        "replaced",
+        "host",
+        "split",
+        *OF_BOTH,
+    ),
 }
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 QUANTIZED = ("int8", "int4", "int8 x int8", "int4 x int8")

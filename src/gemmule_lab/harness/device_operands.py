@@ -126,8 +126,9 @@ def _coded(product: Product, ordinal: int, seed: int) -> Callable[[], OperandSet
             )
         right = filled(int(np.prod(product.other_shape)), dtype, ordinal, seed + 1)
         result = DeviceArray.empty((int(np.prod(product.out_shape)),), dtype, ordinal)
+        left = matrix.T if product.transposed else matrix
         return OperandSet(
-            matrix, _by_columns(right, product.other_shape), _by_columns(result, product.out_shape)
+            left, _by_columns(right, product.other_shape), _by_columns(result, product.out_shape)
         )
 
     return made

@@ -87,8 +87,8 @@ class Product:
     """A case: one product to measure. shape: rows and columns of the matrix as it is stored.
 
     columns: of a matmul's right operand; None makes it square. column_major: the matrix lies by
-    columns. Studies alone: transposed multiplies by the transpose of what is stored, and uniform
-    takes numbers in [0, 1) where others are normal.
+    columns. transposed: it multiplies the transpose of what is stored. uniform, in studies alone:
+    numbers in [0, 1) where others are normal.
     """
 
     op: str
@@ -110,6 +110,8 @@ class Product:
         words = self.op
         if self.op == "matmul" and self.columns != BLOCK_COLUMNS:
             words += " square" if self.columns is None else f" {self.columns} columns"
+        if self.transposed:
+            words += " transposed"
         if self.column_major:
             words += " by columns"
         return f"{self.shape[0]} x {self.shape[1]}, {words}, {self.format}"
@@ -143,7 +145,7 @@ class Product:
 
 _TITLE = re.compile(
     r"(?P<rows>\d+) x (?P<columns>\d+), (?P<op>matvec|vecmat|matmul)"
-    r"(?P<width> square| \d+ columns)?(?P<by> by columns)?, (?P<format>.+)"
+    r"(?P<width> square| \d+ columns)?(?P<turned> transposed)?(?P<by> by columns)?, (?P<format>.+)"
 )
 
 
@@ -159,4 +161,5 @@ def titled(title: str) -> Product:
     if found["width"] is not None:
         width = None if found["width"] == " square" else int(found["width"].split()[0])
     shape = int(found["rows"]), int(found["columns"])
-    return Product(found["op"], found["format"], shape, width, found["by"] is not None)
+    turned, by_columns = (found[name] is not None for name in ("turned", "by"))
+    return Product(found["op"], found["format"], shape, width, by_columns, turned)

@@ -51,6 +51,30 @@ def test_right_results_pass_and_a_wrong_end_does_not(op: str, width: int, group:
             judged(op, group, width, wrong_at=at)
 
 
+def test_a_transposed_matrix_of_codes_is_multiplied_and_judged_beside_its_floats(
+    limit: Any,
+) -> None:
+    limit(device_operands, MOST_SETS=1)
+    product = Product("matmul", "int4 g32 x bfloat16", (96, 160), 5, transposed=True)
+    with emulated(seed=1):
+        sets = device_sets(product)
+        (one,), plan = sets.items, sets.plan()
+        assert (one.a.shape, one.b.shape, one.out.shape) == ((160, 96), (96, 5), (160, 5))
+        assert device_operands.in_floats(sets).items[0].a.shape == (160, 96)
+        plan(one.a, one.b, out=one.out)
+        assert 0 < judge_ends("matmul", one, plan) <= 1
+        del sets, one, plan
+
+
+def test_weights_are_measured_beside_what_they_replace_both_ways_and_by_any_width() -> None:
+    products = suites.CUDA_SUITES["replaced"].products
+    assert len(products) == len(set(products))
+    for bits, group, turned in ((4, 128, False), (8, 128, False), (4, 32, False), (4, 128, True)):
+        form = f"int{bits} g{group} x bfloat16, scales float16"
+        widths = {p.width for p in products if (p.format, p.transposed) == (form, turned)}
+        assert {64, 128, 4096} <= widths, (form, turned)
+
+
 def test_the_suite_meets_every_group_of_its_peer_at_one_and_at_sixteen_columns() -> None:
     products = suites.CUDA_SUITES["quantised"].products
     assert len(products) == len(set(products))

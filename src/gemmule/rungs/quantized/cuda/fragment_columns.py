@@ -84,7 +84,7 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     again = problem.matrix_bytes * (_passes(problem) - 1) / machine.read_bytes_per_s
     tiles, bits = fragments.tiles_across(problem.k, problem), fragments.bits(problem)
     taken = ceil_div(blocks, machine.units)
-    alone = ceil_div(blocks, machine.units * max(1, AT_ONCE[along] // eights))
+    alone = ceil_div(blocks, machine.units * AT_ONCE[along] // (2 if eights == 4 else 1))
     small = split if fragments.shift(problem) <= 0 else 0
     work = {"group_s": taken * tiles * eights * small, f"round_s {along}": taken}
     waited = {f"alone_s {bits} {eights}": alone * ceil_div(tiles, along)}
