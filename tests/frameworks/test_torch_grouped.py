@@ -270,6 +270,10 @@ def test_the_operators_of_a_stacks_tensors_keep_pytorchs_rules() -> None:
     a, w, _ = operands()
     given = (a.requires_grad_(), w.requires_grad_(), indices, weights.double(), None, "silu_gate")
     torch.library.opcheck(torch.ops.gemmule.routed_matmul.default, given)
+    with torch.no_grad():  # by the kernel itself, which nothing composes
+        found = torch.ops.gemmule.routed_matmul.default(*given)
+    wanted = routed_loop(a, w, indices, weights.double(), gated=True)
+    torch.testing.assert_close(found, wanted.detach())
 
 
 def test_the_layer_of_the_examples_is_a_loop_over_its_experts() -> None:
