@@ -295,8 +295,11 @@ def test_tensors_met_before_go_straight_to_the_launches(monkeypatch: pytest.Monk
                     wanted = looped(a, host, indices, given, gated=gated)
                     result = gm.asarray(found.array, device="cpu").astype("f8")
                     np.testing.assert_allclose(result, wanted, rtol=2.0**-9, atol=2.0**-4)
-        right.negated = True
-        assert routed_calls.of_tensors(left, right, None, Options(), Routing(names)) is None
+        for negated in (left, right, shares):  # which kernels would read without its sign
+            negated.negated = True
+            routing = Routing(names, shares)
+            assert routed_calls.of_tensors(left, right, None, Options(), routing) is None
+            negated.negated = False
 
     with emulated(1, Poisoned):
         multiply()
