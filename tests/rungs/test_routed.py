@@ -98,6 +98,7 @@ def test_a_gate_behind_offsets_leaves_rows_of_no_group() -> None:
             ValueError,
             r"A \(tokens, k\) or \(tokens, top_k, k\)",
         ),
+        ({"A": np.zeros(K, np.float32)}, ValueError, r"A \(tokens, k\) or"),
         ({"indices": np.zeros((9, 3))}, TypeError, "must be int32 or int64"),
         ({"indices": np.zeros((9, 6), int)[:, ::2]}, ValueError, "must be contiguous"),
         ({"weights": np.zeros((9, 2))}, ValueError, "they must be equal"),
