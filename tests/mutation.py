@@ -8,7 +8,8 @@ hand; the others are made mechanically: an operator, a constant, a comparison, a
 a part of a condition, an option handed on or a new axis of a random place, by the printed seed.
 ``mutants/faults.toml`` holds the first half, some with the tests that kill them, the files that the
 second is drawn from, the tests that watch a file, and the faults that change nothing, with reasons.
-A file of which it says nothing is watched by the tests that import it, or what imports it.
+A file of which it says nothing is watched by the tests that import it, or what imports it. What
+survives the tests that watch it meets those that import its module, the nearest first.
 
 What failed runs once more on the sound sources, many tests at a time. One that fails there too, for
 what this machine lacks, is told and killed nothing: its faults are tried without it. On more cores
@@ -46,12 +47,16 @@ FAULTS = tomllib.loads((ROOT / "tests" / "mutants" / "faults.toml").read_text(en
 EQUIVALENT = {one["fault"]: one["reason"] for one in FAULTS.get("equivalent", ())}
 SOURCES = ROOT / "src", ROOT / "tools"  # where modules are named from
 LIMIT_S = 240  # of one test
+WIDER = 16  # files of tests beyond those that watch a fault
+ELSEWHERE = "tests/pages/", "tests/models/", "tests/gpu/"  # what `make test` leaves out, or skips
+EXAMPLES = "tests/repository/test_docstrings.py::test_examples_in_docstrings_give_what_they_say"
 TOGETHER = 20  # killed faults whose tests run without them in one process
 # What nobody imports, as it is found by its name, and the tests that go through all of it.
 BY_NAME = {
     "gemmule.rungs.": "tests/rungs/test_ladder.py",
     "gemmule_lab.commands.": "tests/lab/test_cli.py",
 }
+NONE_RAN = "killed (ended with 5)"
 GRACE_S = 45  # after the last fault was planted, where that has a time
 SWAPS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+",
@@ -315,21 +320,48 @@ def _named(path: str) -> list[str]:
 @functools.cache
 def importing(path: str) -> list[str]:
     """Return the files of tests that import a module; else those that import what imports it."""
-    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    for found in _levels(path):
+        return found
+    raise ValueError(f"no test imports {path}; name its tests in a [[watched]] of faults.toml.")
+
+
+def _levels(path: str) -> Iterator[list[str]]:
+    """Yield the files of tests that import a module, then of what imports it, and so on."""
+    tests = sorted(set((ROOT / "tests").rglob("test_*.py")) - {ROOT / EXAMPLES.split("::")[0]})
     sources = sorted(one for folder in SOURCES for one in folder.rglob("*.py"))
     wanted, seen = {_module(ROOT / path)}, set[str]()
     while wanted:
-        found = [one for one in tests if _imported(one) & wanted]
+        found = [str(one.relative_to(ROOT)) for one in tests if _imported(one) & wanted]
+        if not found:
+            named = (of for at, of in BY_NAME.items() if any(one.startswith(at) for one in wanted))
+            found = list(itertools.islice(named, 1))
         if found:
-            return [str(one.relative_to(ROOT)) for one in found]
-        for start, test in BY_NAME.items():
-            if any(one.startswith(start) for one in wanted):
-                return [test]
+            yield found
         seen |= wanted
         wanted = {_module(one) for one in sources if _imported(one) & wanted} - seen
         if not wanted:  # a package that finds it by its name
             wanted = {_module(ROOT / path).rpartition(".")[0]} - seen - {"gemmule", "gemmule_lab"}
-    raise ValueError(f"no test imports {path}; name its tests in a [[watched]] of faults.toml.")
+
+
+def wider(fault: Fault) -> list[str]:
+    """Return pytest's arguments for what looks at a fault that those that watch it let through.
+
+    Its room's tests, or the files that import the module, or what imports it: those which import
+    least besides. Examples of its docstrings come before them.
+    """
+    if fault.tests or not fault.path.endswith(".py") or not fault.path.startswith("src/"):
+        return []
+    for room in FAULTS["rooms"]:
+        if fnmatch.fnmatch(fault.path, room["files"]):
+            return [a.format(stem=Path(fault.path).stem) for a in room["tests"]]
+    watched = watching(fault)
+    seen = () if "-k" in watched else watched
+    near: dict[str, None] = {}
+    if "    >>> " in (ROOT / fault.path).read_text():
+        near[f"{EXAMPLES}[{_module(ROOT / fault.path)}]"] = None
+    for level in itertools.islice(_levels(fault.path), 2):
+        near |= dict.fromkeys(sorted(level, key=lambda one: len(_imported(ROOT / one))))
+    return [one for one in near if one not in seen and not one.startswith(ELSEWHERE)][:WIDER]
 
 
 def _module(source: Path) -> str:
@@ -476,6 +508,7 @@ class Trial:
 
     def __init__(self, fault: Fault) -> None:
         self.fault, self.arguments = fault, tuple(watching(fault))
+        self.wider = tuple(wider(fault))  # which look at it where those let it through
         self.check: tuple[str, ...] = ()  # pytest's arguments for what must pass without the fault
         self.alone = False  # it is checked in a process of its own
 
@@ -519,6 +552,10 @@ class Run:
         reason = _reason(trial.fault)
         if happened == "survived" and reason:
             happened = f"equivalent, {reason}"
+        elif happened in ("survived", NONE_RAN) and trial.wider:
+            trial.arguments, trial.wider = trial.wider, ()
+            self.waiting.append(trial)
+            return
         by = f" by {' '.join(told)}" if happened.startswith("killed") else ""
         print(f"{child.processor_s:5.1f} s {happened}: {trial.fault}{by}", flush=True)
         if by and not self.sound.issuperset(trial.check):
@@ -620,6 +657,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, action="append", help="several draw from each")
     parser.add_argument("--mechanical", type=int, default=len(FAULTS["by_hand"]))
     parser.add_argument("--faults", type=int, help="of a seed, half of them mechanical")
+    parser.add_argument("--skip", type=int, default=0, help="as many of the seed's first faults")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="plant none later")
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
@@ -630,7 +668,8 @@ def main() -> int:
     for old in outdated():
         print(f"no longer fits, so it is left out: {old}", flush=True)
     wanted = given.patterns or ["*"]
-    drawn = [_of_seed(seed, given.mechanical, wanted)[: given.faults] for seed in seeds]
+    part = slice(given.skip, given.faults)
+    drawn = [_of_seed(seed, given.mechanical, wanted)[part] for seed in seeds]
     faults = list(dict.fromkeys(fault for one in drawn for fault in one))
     if given.list:
         print(*faults, sep="\n")

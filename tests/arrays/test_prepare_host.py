@@ -16,7 +16,7 @@ from gemmule.arrays import packing
 from gemmule.arrays.interop import unwrap
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.cpu import jit
-from gemmule.core.problem import numpy_dtype
+from gemmule.core.problem import Problem, numpy_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung
 from gemmule.rungs.matmul.cpu import packed, packed_threads
@@ -300,3 +300,12 @@ def test_what_was_packed_is_made_anew_by_a_pickle(how: str, fault: Callable[...,
 
 def packing_rungs() -> list[CpuRung]:
     return [rung for rung in all_rungs("cpu") if isinstance(rung, CpuRung) and rung.packing]
+
+
+@pytest.mark.parametrize(
+    ("layout", "prepared", "whole"), [("row", 0, 1), ("col", 0, 0), ("col", 1, 1)]
+)
+def test_rows_along_the_sum_are_packed_whole(layout: str, prepared: int, whole: int) -> None:
+    """Either way is right; turning what lies as it is needed takes the time of a product."""
+    problem = Problem("matmul", 9, 9, 9, layout_a=layout)
+    assert packed.chunk_kernel_names(problem, (bool(prepared), False))[2] == whole

@@ -395,3 +395,14 @@ def test_quotas_of_the_first_version(tmp_path: Path) -> None:
     assert cpu_threads.quota_of(quota, period) is None
     quota.write_text("250000\n")
     assert cpu_threads.quota_of(quota, period) == 2.5
+
+
+@pytest.mark.parametrize("asked", [1, 10**6])
+def test_numbas_threads_lower_the_processes_own_and_never_raise_them(
+    asked: int, modules: Callable[..., None]
+) -> None:
+    """Numba counts a machine's processors, of which a quota or an affinity may leave fewer."""
+    started = SimpleNamespace(_is_initialized=True, get_num_threads=lambda: asked)
+    modules({"numba.np.ufunc.parallel": started})
+    assert cpu_threads.LENT.count == 0
+    assert cpu_threads.thread_count() == min(asked, cpu_threads.processors())

@@ -58,6 +58,19 @@ def test_a_target_fits_what_has_its_features_and_no_others(
         assert fitting(present | {word}, present | {word}) != one
 
 
+@pytest.mark.parametrize("one", packaged.TARGETS, ids=lambda one: one.name)
+def test_kernels_of_a_target_are_compiled_for_its_features(
+    one: packaged.Target, setting: Callable[..., None]
+) -> None:
+    setting(**one.variables())
+    features.target_features.cache_clear()
+    try:
+        assert features.target_features()[0] & packaged.ASKED == one.features
+        assert features.cpu_and_features()[0] == one.cpu
+    finally:
+        features.target_features.cache_clear()
+
+
 def test_every_feature_that_is_asked_for_is_known() -> None:
     asked = set()
     for path in jit_cache.source_files():

@@ -274,6 +274,8 @@ def test_products_of_numpy_arrays_import_no_other_library() -> None:
         "import sys, numpy as np, gemmule as gm\n"
         "A = np.ones((2, 3), '>f8')\n"
         "gm.matmul(A, A.T), gm.matvec(A, A[0], rung='blas'), gm.gemm(A, A.T, device='cpu')\n"
+        "from gemmule.dispatch.bind import bind\n"
+        "assert bind(None, None, None, None, 'cuda:0') is None  # of another library's arrays\n"
         "print({'torch', 'jax', 'cupy', 'scipy'} & {*sys.modules})\n"
     )
     assert printed(code).strip() == "set()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,8 @@ def test_a_plan_of_codes_solves() -> None:
 
 
 def test_only_products_of_a_matrix_and_a_vector_are_operators() -> None:
-    for plan in (gm.plan("vecmat", W[:, 0], W), gm.plan("matvec", W, X.T)):
+    elsewhere = replace(gm.plan("matvec", W, W[0]), device="cuda:0")
+    for plan in (gm.plan("vecmat", W[:, 0], W), gm.plan("matvec", W, X.T), elsewhere):
         with pytest.raises(ValueError, match="no product of one matrix and one vector"):
             plan.operator(W)
 

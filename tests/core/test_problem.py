@@ -211,6 +211,8 @@ def test_compulsory_bytes_count_each_operand_once() -> None:
     assert shared.compulsory_bytes == 10 * 20 * 4 + 3 * (20 + 10) * 4
     product = Problem("matmul", 2, 3, k=5, batch=4, shared_b=True, a="float64", b="float64")
     assert product.compulsory_bytes == 4 * 2 * 5 * 8 + 5 * 3 * 8 + 4 * 2 * 3 * 4
+    few = Problem("grouped", 2, 3, 5, batch=7)  # as many experts as tokens, and every end
+    assert few.compulsory_bytes == 4 * (2 * 5 + 2 * 5 * 3 + 2 * 3 + 7)
     assert product.flops == 2 * 4 * 2 * 3 * 5
     assert (one.reduction, one.outputs) == (20, 10)
     assert (product.reduction, product.outputs) == (5, 6)

@@ -297,7 +297,7 @@ PLANTED(missing_cluster_barrier) {
   __shared__ float s[32];
   const u32 t = threadIdx.x, first = blockIdx.x * 32;
   cluster_sync();
-  st_cluster(mapa(smem_addr(s + 31 - t), cluster_rank() ^ 1), p.in[first + t]);
+  st_cluster(mapa(smem_addr(s + 31 - t), Bug == 2 ? 2 : cluster_rank() ^ 1), p.in[first + t]);
   if constexpr (!Bug) cluster_sync();
   p.out[first + t] = s[t];
 }

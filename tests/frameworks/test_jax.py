@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 import subprocess
 import sys
@@ -210,17 +211,37 @@ def test_a_product_of_device_memory_is_launched_on_the_programs_stream(
         assert given.contents.context == 77
         given.contents.stream = 4321
 
-    text = ctypes.create_string_buffer(
-        b'{"op": "matvec", "rung": "streamed_rows", "params": null, "out_dtype": null}'
-    )
-    span = xla.Span(ctypes.addressof(text), len(text) - 1)
     api = xla.Api(stream_get=ctypes.cast(stream_get, ctypes.c_void_p).value)
-    frame = xla.Frame(
-        api=ctypes.pointer(api),
-        context=77,
-        arguments=values(xla.Values, buffer(16, 1000, 3, 5), buffer(11, 2000, 5)),
-        results=values(xla.Values, buffer(11, 3000, 3)),
-        attributes=values(xla.Attributes, ctypes.addressof(span)),
+
+    def called(op: str, rung: str | None, result: int, *operands: int) -> None:
+        said = {"op": op, "rung": rung, "params": None, "out_dtype": None}
+        text = ctypes.create_string_buffer(json.dumps(said).encode())
+        span = xla.Span(ctypes.addressof(text), len(text) - 1)
+        frame = xla.Frame(
+            api=ctypes.pointer(api),
+            context=77,
+            arguments=values(xla.Values, *operands),
+            results=values(xla.Values, result),
+            attributes=values(xla.Attributes, ctypes.addressof(span)),
+        )
+        assert xla.on_device(ctypes.pointer(frame)) is None
+
+    called(
+        "matvec", "streamed_rows", buffer(11, 3000, 3), buffer(16, 1000, 3, 5), buffer(11, 2000, 5)
     )
-    assert xla.on_device(ctypes.pointer(frame)) is None
     assert calls == [("matvec", 1000, (3, 5), "float32", 3000, "streamed_rows", 4321)]
+    calls.clear()
+    ends = np.array([1, 4], np.int32)  # are read behind what the stream has to write yet
+
+    def copy(target: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
+        calls.append((source, nbytes, ordinal, stream))
+        ctypes.memmove(target, ends.ctypes.data, nbytes)
+
+    monkeypatch.setattr(xla.driver, "copy", copy)
+    rows = buffer(11, 1000, 4, 3), buffer(11, 2000, 4, 2), buffer(4, 5000, 2)
+    called(xla.OUTER, None, buffer(11, 3000, 2, 3, 2), *rows)
+    assert calls == [
+        (5000, 8, 0, 4321),
+        ("matmul", 1000, (3, 1), "float32", 3000, None, 4321),
+        ("matmul", 1012, (3, 3), "float32", 3024, None, 4321),
+    ]

@@ -267,9 +267,19 @@ def test_the_operators_of_a_stacks_tensors_keep_pytorchs_rules() -> None:
         gm.grouped_matmul(x, held, indices=indices, weights=weights),
     )
     torch.testing.assert_close(module(x, ends), gm.grouped_matmul(x, held, ends))
+    nobody = (*(part[:0] for part in form[:3]), 0, *form[4:])  # as a process without experts
+    given = torch.zeros(3, 64, device="meta"), ends[:0].to("meta"), False, None
+    made = torch.ops.gemmule.quantized_grouped.default(
+        *given, *(part.to("meta") for part in nobody[:3]), *nobody[3:]
+    )
+    assert made.shape == (3, 0)
     a, w, _ = operands()
     given = (a.requires_grad_(), w.requires_grad_(), indices, weights.double(), None, "silu_gate")
     torch.library.opcheck(torch.ops.gemmule.routed_matmul.default, given)
+    with torch.no_grad():  # by the kernel itself, which nothing composes
+        found = torch.ops.gemmule.routed_matmul.default(*given)
+    wanted = routed_loop(a, w, indices, weights.double(), gated=True)
+    torch.testing.assert_close(found, wanted.detach())
 
 
 def test_the_layer_of_the_examples_is_a_loop_over_its_experts() -> None:

@@ -96,6 +96,9 @@ def test_a_bound_counts_products_that_underflow() -> None:
         bound = sum_error(problem, promise, {}, zeros)
         np.testing.assert_allclose(bound, 16 * 2.0**-149, rtol=0.01)
     promise = Arithmetic("float32", chain=lambda p, q: 1, inputs="float16")
+    ones = replace(zeros, b=np.ones((8, 1)))  # an operand's own underflow changes it by half of it
+    bound = sum_error(Problem("matvec", 2, 8), promise, {}, ones)
+    np.testing.assert_allclose(bound, 8 * SMALLEST["float16"] / 2, rtol=0.01)
     problem = Problem("matvec", 2, 8, a="uint8", b="float16", quant=SPEC)  # weights underflow
     bound = sum_error(problem, promise, {}, replace(zeros, b=np.ones((8, 1))))
     np.testing.assert_allclose(bound, 8 * SMALLEST["float16"], rtol=0.01)

@@ -55,6 +55,7 @@ PLANTED: tuple[tuple[str, int, int, dict[str, int], str], ...] = (
     ("two_warpgroups", 2, 256, {"grid": 2, "cluster": 2}, "wrong"),
     ("two_warpgroups", 3, 256, {"grid": 2, "cluster": 2}, "wgmma"),
     ("missing_cluster_barrier", 1, 32, {"grid": 2, "cluster": 2}, "cluster"),
+    ("missing_cluster_barrier", 2, 32, {"grid": 2, "cluster": 2}, "address_space"),
     ("exited_block", 1, 32, {"grid": 2, "cluster": 2}, "cluster"),
 )
 _PLAIN = ("atomics", "block_order", "strided", "strided_wide", "matrix_rows")
@@ -160,9 +161,16 @@ def test_a_warpgroup_is_whole(planted: Module, block: int) -> None:
 
 
 @needs_compiler
-def test_an_exited_block_is_named(planted: Module) -> None:
-    with pytest.raises(EmulationError, match=r"planted\.cu:\d+: block 0 of the cluster has exited"):
-        _reverse(planted, "exited_block<1>", 32, grid=2, cluster=2)
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("exited_block<1>", r"planted\.cu:\d+: block 0 of the cluster has exited"),
+        ("missing_cluster_barrier<2>", "mapa: block 2 of a cluster of 2"),
+    ],
+)
+def test_a_block_that_is_not_there_is_named(planted: Module, kernel: str, words: str) -> None:
+    with pytest.raises(EmulationError, match=words):
+        _reverse(planted, kernel, 32, grid=2, cluster=2)
 
 
 @needs_compiler

@@ -18,9 +18,9 @@ from gemmule.oracle.problems import make_problem
 from proofs import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
-RUNG, UNPACKED = (
+RUNG, UNPACKED, TENSOR = (
     next(rung for rung in all_rungs("cuda") if rung.name == name)
-    for name in ("few_columns", "few_columns_unpacked")
+    for name in ("few_columns", "few_columns_unpacked", "few_columns_tensor")
 )
 
 
@@ -49,6 +49,11 @@ def test_columns_that_lie_as_they_are_read_are_not_packed() -> None:
         found = RUNG.steps(problem, params, machine)  # type: ignore[attr-defined]
         assert len(found) == steps, (k, layout_b)
         assert (RUNG.workspace(problem, params, machine) > 0) == (steps == 2)  # type: ignore[attr-defined]
+    problem = make_problem("matmul", 70, 3, 640, ("float16",) * 3, layout_b="col")
+    for alignment, packed in ((16, False), (2, True)):
+        one = replace(problem, alignment=alignment)
+        params = TENSOR.check_params(one, None)
+        assert (TENSOR.workspace(one, params, machine) > 0) == packed  # type: ignore[attr-defined]
 
 
 def test_a_batch_of_lying_columns() -> None:

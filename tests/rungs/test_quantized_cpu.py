@@ -115,6 +115,13 @@ def test_groups_of_quads(group: int, scale_dtype: str, zeros: str) -> None:
         check(rung, Q, activations((n,), "float32"))
 
 
+@pytest.mark.parametrize(("bits", "group"), [(4, 100), (8, -1)])
+def test_groups_go_on_in_the_next_panel(bits: int, group: int) -> None:
+    """Across the rows, where results are more than a panel and no group ends with it."""
+    Q = make_matrix(7, products.PANEL_COLUMNS + 30, bits, group, "float32", "fraction")
+    check(rung_called("panels"), Q.T, activations((7,), "float32"))
+
+
 def test_quads_are_taken_where_few_blocks_are_missing() -> None:
     if not HAS_QUADS:
         pytest.skip("this CPU has no quads")

@@ -98,6 +98,7 @@ def test_a_gate_behind_offsets_leaves_rows_of_no_group() -> None:
             ValueError,
             r"A \(tokens, k\) or \(tokens, top_k, k\)",
         ),
+        ({"A": np.zeros(K, np.float32)}, ValueError, r"A \(tokens, k\) or"),
         ({"indices": np.zeros((9, 3))}, TypeError, "must be int32 or int64"),
         ({"indices": np.zeros((9, 6), int)[:, ::2]}, ValueError, "must be contiguous"),
         ({"weights": np.zeros((9, 2))}, ValueError, "they must be equal"),
@@ -295,8 +296,11 @@ def test_tensors_met_before_go_straight_to_the_launches(monkeypatch: pytest.Monk
                     wanted = looped(a, host, indices, given, gated=gated)
                     result = gm.asarray(found.array, device="cpu").astype("f8")
                     np.testing.assert_allclose(result, wanted, rtol=2.0**-9, atol=2.0**-4)
-        right.negated = True
-        assert routed_calls.of_tensors(left, right, None, Options(), Routing(names)) is None
+        for negated in (left, right, shares):  # which kernels would read without its sign
+            negated.negated = True
+            routing = Routing(names, shares)
+            assert routed_calls.of_tensors(left, right, None, Options(), routing) is None
+            negated.negated = False
 
     with emulated(1, Poisoned):
         multiply()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
+import itertools
 import math
 import re
 import tokenize
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gemmule.core import device_model
+from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import RUNGS_FOLDER, Machine, Rung
 from gemmule.storage import models
@@ -89,12 +92,16 @@ def test_the_shipped_models_are_of_the_rungs_that_are_there() -> None:
         assert set(model.numbers) <= names
 
 
+@functools.cache
+def drawn() -> tuple[Problem, ...]:
+    return tuple(itertools.islice(sample.draw("cuda", 3), 400))
+
+
 @pytest.mark.parametrize("rung", TIMED, ids=lambda rung: f"{rung.folder}-{rung.name}")
 def test_every_declared_point_has_a_time(rung: Rung) -> None:
     """Also those that a rung never suggests: the tuner and the fit ask for them."""
-    met, drawn = 0, sample.draw("cuda", 3)
-    for _ in range(400):
-        problem = next(drawn)
+    met = 0
+    for problem in drawn():
         if problem.a == "float32" and met % 2:
             problem = replace(problem, precision="tf32")
         if rung.mismatch(problem) is not None:
@@ -118,6 +125,22 @@ SELDOM = {
     "transposed_columns",
     "clustered_fragments",
 }  # of layouts and dtypes that no sample draws
+
+
+@pytest.mark.parametrize("rung", TIMED, ids=lambda rung: f"{rung.folder}-{rung.name}")
+def test_every_size_and_the_batch_count(rung: Rung) -> None:
+    """A time that a size does not enter is far too short for some product 64 times as large."""
+    assert rung.seconds is not None
+    taken = [problem for problem in drawn() if rung.mismatch(problem) is None]
+    for name in ("m", "n", "batch", *(["k"] if rung.op == "matmul" else [])):
+        growth = []
+        for problem in taken:
+            grown = replace(problem, **{name: 64 * getattr(problem, name)})
+            params = next(rung.space(grown), None)
+            if rung.mismatch(grown) is None and params in list(rung.space(problem)):
+                times = [rung.seconds(one, params or {}, MACHINE) for one in (problem, grown)]
+                growth.append(times[1] / times[0])
+        assert max(growth, default=2.0) > 1.5 or len(growth) < 5, name
 
 
 def test_times_follow_the_coefficients() -> None:

@@ -72,13 +72,19 @@ def _device(record: dict[str, Any]) -> None:
     record["device"] = "Another card"
 
 
-def _error(record: dict[str, Any]) -> None:
-    record["errors"] = {"matvec/split_rows": -1.0}
+def _error(value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(record: dict[str, Any]) -> None:
+        record["errors"] = {"matvec/split_rows": value}
+
+    return change
 
 
 @pytest.mark.parametrize(
     "spoil",
-    [_rename, _unknown_rung, _device, _error, *map(_number, (-1e-6, 0.0, 2.0, "x", None, {}))],
+    [
+        *(_rename, _unknown_rung, _device, _error(-1.0), _error("x")),
+        *map(_number, (-1e-6, 0.0, 2.0, "x", None, {})),
+    ],
 )
 def test_a_spoilt_file_is_as_good_as_absent(spoil: Callable[[dict[str, Any]], None]) -> None:
     path = models.save(own())

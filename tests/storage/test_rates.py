@@ -30,6 +30,12 @@ def own_cache(tmp_path: Path, setting: Callable[..., None]) -> None:
     setting(GEMMULE_CACHE=tmp_path, GEMMULE_TUNE=None)
 
 
+def test_what_no_cache_takes_was_not_saved(setting: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    setting(GEMMULE_CACHE=tmp_path / "file")
+    assert store_rates.save(*MINE, RATES) is None
+
+
 def test_rates_are_read_as_they_were_stored() -> None:
     assert store_rates.read(*MINE) is None
     assert store_rates.save(*MINE, RATES) is not None
