@@ -110,14 +110,16 @@ def device_verdicts(number: str, by_device: Mapping[str, Rows]) -> TableData:
 def _device_ratios(by_device: Mapping[str, Rows]) -> dict[tuple[str, ...], list[list[float]]]:
     """Return how many times as fast the first device is as each other, by implementation.
 
-    For each case that both have, by back end, experiment, temperature and name.
+    For each case that both have, by back end, experiment, temperature and name; what has no case,
+    such as the largest product that fits, is another one on each.
     """
     asked, every = ("backend", "experiment", "temperature", "name"), list(by_device.values())
     found = {}
-    for key in dict.fromkeys(tuple(getattr(row, one) for one in asked) for row in every[0].timed()):
-        here, *rest = (rows.where(**dict(zip(asked, key, strict=True))).us() for rows in every)
+    here = (row for row in every[0].timed() if row.case)
+    for key in dict.fromkeys(tuple(getattr(row, one) for one in asked) for row in here):
+        first, *rest = (rows.where(**dict(zip(asked, key, strict=True))).us() for rows in every)
         found[key] = [
-            [there[case] / us for case, us in here.items() if case in there] for there in rest
+            [there[case] / us for case, us in first.items() if case in there] for there in rest
         ]
     return found
 

@@ -915,3 +915,12 @@ def test_where_block_and_multiply_loses_above_a_megabyte_is_said() -> None:
     finding = judge(Rows([*won, *slower]))
     assert finding.outcome == CONFIRMED  # the transposed form is another algorithm
     assert "block_multiply_transposed in 0 of 1 cases (1 at its best width)" in finding.figure
+
+
+def test_what_has_no_size_is_not_compared_between_devices() -> None:
+    here, there = (
+        Rows(study_row("001", what, "whole", us, **case) for what, case in parts)
+        for us, parts in ((1.0, (("largest", {}), ("sizes", {"n": 8}))),) * 2
+    )
+    table = show.device_times("001", {"A": here, "B": there})
+    assert [line[0] for line in table.rows] == ["sizes"]
