@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from campaign_record import keep
+from campaign_record import FILE, keep
 from checkout import ROOT
 
 FAULTS = tomllib.loads((ROOT / "tests" / "mutants" / "faults.toml").read_text(encoding="utf-8"))
@@ -661,6 +661,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="plant none later")
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
+    parser.add_argument("--into", type=Path, default=FILE, help="--record, added to this file")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     given = parser.parse_args()
     seeds = given.seed or [secrets.randbelow(10**6)]
@@ -691,17 +692,20 @@ def main() -> int:
         print(f"SURVIVED {fault}")
     killed = len(found) - len(survivors) - equal
     by_seed = sum(fault.kind != "by hand" for fault, _ in found)
-    if given.record:
+    if given.record or given.into != FILE:
         keep(
             " ".join(["planted faults:", *wanted]),
             len(found),
             len(survivors),
             f"python tests/mutation.py {' '.join(f'--seed {one}' for one in seeds)} "
             + f"--mechanical {given.mechanical} "
+            + (f"--skip {given.skip} " if given.skip else "")
             + (f"--faults {given.faults} " if given.faults else "")
             + " ".join(given.patterns),
             f"{killed} killed by the tests that watch their file, {equal} proved equivalent, "
             f"{by_seed} made mechanically",
+            file=given.into,
+            add=given.into != FILE,
         )
     print(f"{by_seed} of them mechanical, by seed {', '.join(map(str, seeds))}")
     print(f"{len(found)} faults: {killed} killed, {equal} equivalent, {len(survivors)} survived")

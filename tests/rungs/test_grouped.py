@@ -147,6 +147,7 @@ def test_a_plan_explains_itself_pickles_and_refuses_others() -> None:
     a, w = operands()
     plan = gm.plan("grouped_matmul", a, w, ENDS)
     assert isinstance(plan, GroupedPlan)
+    assert plan in {plan: "by what it is, whose parts have no hash"}
     assert "grouped A 50 x 64 row, 7 experts of 64 x 40 row" in plan.explain()
     assert "one_by_one" in plan.explain()
     wanted = gm.grouped_matmul(a, w, ENDS)
