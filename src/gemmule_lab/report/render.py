@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +73,11 @@ def print_tables(results: Results, console: Console) -> None:
 
 
 def wide_console() -> Console:
-    """Return a console that is wide where neither a terminal nor ``COLUMNS`` tells its width."""
+    """Return a console that is wide where no terminal tells its width."""
     from rich.console import Console
 
     console = Console()
-    told = console.is_terminal or "COLUMNS" in os.environ
-    return console if told else Console(width=FILE_WIDTH)
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def print_table(data: TableData) -> None:
