@@ -166,13 +166,16 @@ def _fitted_one(machine: Machine, own: Numbers, rows: Sequence[Timed]) -> Number
     return found if sound else own
 
 
-def held_out(rows: Iterable[Timed]) -> tuple[list[Timed], list[Timed]]:
-    """Return the rows to fit to and those to judge by: no problem is among both."""
+def held_out(rows: Iterable[Timed], fold: int = HELD_OUT - 1) -> tuple[list[Timed], list[Timed]]:
+    """Return the rows to fit to and those to judge by: no problem is among both.
+
+    fold: which of every `HELD_OUT` problems is judged.
+    """
     order: dict[Problem, int] = {}
     parts: tuple[list[Timed], list[Timed]] = ([], [])
     for row in rows:
         place = order.setdefault(row.problem, len(order))
-        parts[place % HELD_OUT == HELD_OUT - 1].append(row)
+        parts[place % HELD_OUT == fold].append(row)
     return parts
 
 

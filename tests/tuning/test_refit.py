@@ -1,0 +1,49 @@
+"""The shipped time models beside what an H100 measured: their worth, and how they are written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import refit
+from gemmule.storage import models
+from gemmule.tuning import fit
+
+MODEL = models.shipped()[0][0]
+FILE = models.SHIPPED / f"{refit.slug(MODEL.device)}.json"
+MACHINE = refit.machine_of(MODEL)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[fit.Timed]:
+    path = Path(refit.ROOT, "evidence", refit.slug(MODEL.device), "measured_ways.jsonl.xz")
+    return [row for row in refit.sample(path) if row.problem.op == "matvec"]
+
+
+def test_a_file_with_nothing_changed_is_the_same() -> None:
+    before = FILE.read_text(encoding="utf-8")
+    assert refit.text_of(MODEL, before) == before
+
+
+def test_only_the_named_rungs_are_fitted_again(rows: list[fit.Timed]) -> None:
+    made = refit.refitted(MACHINE, rows[::4], ["matvec/split_rows"])
+    changed = {name for name, own in made.numbers.items() if own != MODEL.numbers[name]}
+    assert changed == {"matvec/split_rows"}
+
+
+def test_products_that_a_model_was_not_fitted_to_lose_little_by_it(rows: list[fit.Timed]) -> None:
+    shipped, fresh = refit.priced(MACHINE, rows, ["matvec/"])
+    for some in (shipped, fresh):
+        assert len(some) == len(rows)
+        found = fit.loss((row for row, _ in some), dict(some).__getitem__)
+        assert found.products > 500
+        assert found.mean < 0.02
+    lines = list(refit.told(fresh))
+    assert len(lines) == 4 + refit.WORST  # by rows, by columns, of codes, all; then the worst
+    # A model that is wrong about one rung is found out.
+    odd = {**MODEL.numbers["matvec/streamed_rows"], "start_s": 1e-9}
+    wrong = replace(MODEL, numbers={**MODEL.numbers, "matvec/streamed_rows": odd})
+    priced = {row: fit.modelled(MACHINE, wrong, row) for row in rows}
+    assert fit.loss(rows, priced.__getitem__).mean > 0.02
