@@ -71,7 +71,8 @@ def kind_of(problem: Problem) -> str:
 def refitted(machine: Machine, rows: Sequence[Timed], names: Sequence[str]) -> DeviceModel:
     """Return the machine's model with the coefficients of the named rungs fitted to rows."""
     model = models.of(machine)
-    chosen = [row for row in rows if not names or row.name.startswith(tuple(names))]
+    owners = {row.rung.counts_with for row in rows if row.name.startswith(tuple(names or [""]))}
+    chosen = [row for row in rows if row.rung.counts_with in owners]  # all that share them
     return fit.fitted(replace(machine, model=None), model, chosen)
 
 
@@ -100,7 +101,8 @@ def told(some: Priced) -> Iterable[str]:
             by_problem.setdefault(row.problem, []).append(row)
     for kind, mine in sorted(by_kind.items()):
         yield f"  {kind:18} {fit.loss(mine, price).words()}"
-    yield f"  {'all':18} {fit.loss((row for row, _ in some), price).words()}"
+    every = (row for mine in by_kind.values() for row in mine)
+    yield f"  {'all':18} {fit.loss(every, price).words()}"
     lost = []
     for ways in by_problem.values():
         one, best = min(ways, key=price), min(ways, key=lambda row: row.seconds)

@@ -97,7 +97,7 @@ for _ in range(3):
 print(json.dumps([before, statuses, int(begun[0]), helped(), fork(lambda: fork(helped) == 0)]))
 """
 # The first handler that is registered runs last, when the pool has ended.
-AT_END = """
+LATE = """
 import atexit
 atexit.register(lambda: print(json.dumps([late(90), late(3)])))
 """
@@ -127,45 +127,6 @@ other.join()
 print(json.dumps([all(right), stuck_still, int(begun[0]), each_once(40)]))
 """
 
-# Of eight shares the caller does the first, which lasts until the helper is in the last one; that
-# takes so many times as long, so that the caller waits. Then: how many see that two met in a
-# product; where both shares are the caller's, its second.
-LATE = """
-from gemmule.backends.cpu.atomics import now_ns, write
-
-@kernel
-def unequal(number: int, times: int, told: int) -> None:
-    begun = now_ns()
-    if number == 0:
-        while now_ns() < begun + (20_000_000 if read(told) != 0 else 5_000_000_000):
-            pass
-        write(told + 8, now_ns() - begun)
-    elif number == 3:
-        write(told, 1)
-        while read(told + 8) == 0 and now_ns() < begun + 5_000_000_000:
-            pass
-        begun = now_ns()
-        while now_ns() < begun + times * read(told + 8):
-            pass
-
-@kernel
-def meet(number: int, begun: int, met: int) -> None:
-    add(begun, 1)
-    until = now_ns() + 10_000_000
-    while read(begun) < 2 and now_ns() < until:
-        pass
-    add(met, read(begun) >= 2)
-
-def met_after(times):
-    told, words = np.zeros(2, np.int64), np.zeros(2, np.int64)
-    cpu_pool.in_pool(unequal, 2)(8, times, told.ctypes.data)
-    cpu_pool.in_pool(meet, 2)(2, words.ctypes.data, words.ctypes.data + 8)
-    return int(words[1])
-
-cpu_pool.in_pool(meet, 2).address
-print(json.dumps([met_after(1), met_after(4), met_after(20)]))
-"""
-
 
 def child(code: str, pool: str, **more: str) -> list[object]:
     own = {"GEMMULE_POOL": pool, "OPENBLAS_NUM_THREADS": 3, "PYTHONWARNINGS": "ignore"}
@@ -186,12 +147,6 @@ def test_a_product_does_not_wait_for_helpers_that_are_busy(pool: str) -> None:
 
 @pytest.mark.skipif(cpu_threads.usable_processors() < 2, reason="needs two processors")
 @pytest.mark.parametrize("pool", ["blas", "own"])
-def test_products_go_alone_after_one_that_alone_would_have_been_sooner(pool: str) -> None:
-    assert child(PRODUCT + LATE, pool, NUMBA_NUM_THREADS="2") == [2, 2, 1]
-
-
-@pytest.mark.skipif(cpu_threads.usable_processors() < 2, reason="needs two processors")
-@pytest.mark.parametrize("pool", ["blas", "own"])
 def test_a_fork_waits_for_helpers_and_they_come_again(pool: str) -> None:
     assert child(PRODUCT + MEETING + FORKED, pool) == [True, [0, 0, 0], 8, True, 0]
 
@@ -200,7 +155,7 @@ def test_a_fork_waits_for_helpers_and_they_come_again(pool: str) -> None:
 @pytest.mark.parametrize("started", [True, False])
 def test_products_at_the_end_of_the_interpreter(pool: str, started: bool) -> None:
     code = LATE_PRODUCT if started else LATE_PRODUCT.replace("each_once(40)", "")
-    assert child("import json" + AT_END + PRODUCT + code, pool) == [True, True]
+    assert child("import json" + LATE + PRODUCT + code, pool) == [True, True]
 
 
 class Twin:

@@ -53,6 +53,14 @@ print(json.dumps([
     len(theirs), met == theirs | {os.getpid()}, threads() == before | theirs, len(team())
 ]))
 """
+# Four threads, however few processors there are: what few shares leave of a team has to live on.
+FEW = """
+torch.set_num_threads(4)
+torch.zeros(1 << 22).exp_()
+before = threads()
+doing = team(2)
+print(json.dumps([len(doing) <= 2, threads() == before, len(before) >= 4]))
+"""
 OTHERS = """
 torch.set_num_threads(2)
 team()
@@ -67,6 +75,10 @@ print(json.dumps([len(sizes), max(sizes) <= 2, status]))
 
 def test_shares_run_on_pytorchs_threads_and_as_many_as_it_may_use() -> None:
     assert json.loads(printed(SHARES + WHOSE).splitlines()[-1]) == [1, True, True, 1]
+
+
+def test_few_shares_leave_the_other_threads_of_the_team_alive() -> None:
+    assert json.loads(printed(SHARES + FEW)) == [True] * 3
 
 
 def test_other_callers_have_teams_of_their_own_and_a_forked_child_goes_without() -> None:

@@ -33,6 +33,17 @@ def test_only_the_named_rungs_are_fitted_again(rows: list[fit.Timed]) -> None:
     assert changed == {"matvec/split_rows"}
 
 
+def test_rungs_that_share_coefficients_are_fitted_together() -> None:
+    rung = next(r for r in refit.all_rungs("cuda") if r.name == "any_columns")
+    assert rung.counts_with != f"{rung.folder}/{rung.name}"
+    path = Path(refit.ROOT, "evidence", refit.slug(MODEL.device), "measured_ways.jsonl.xz")
+    rows = [row for row in refit.sample(path) if row.rung.counts_with == rung.counts_with]
+    by_name, whole = (refit.refitted(MACHINE, rows, names) for names in ([rung.name], []))
+    one = refit.refitted(MACHINE, rows, [f"{rung.folder}/{rung.name}"])
+    assert by_name.numbers == MODEL.numbers
+    assert one.numbers == whole.numbers != MODEL.numbers
+
+
 def test_products_that_a_model_was_not_fitted_to_lose_little_by_it(rows: list[fit.Timed]) -> None:
     shipped, fresh = refit.priced(MACHINE, rows, ["matvec/"])
     for some in (shipped, fresh):

@@ -43,7 +43,7 @@ _LONE, _DOUBT = 512, 520
 SLOT, SLOTS, SLOTS_AT = 1024, 8, 1024
 SERIAL, _TASK, _WORDS, _COUNT, _LIMIT, _DUE, HOME, RANGES = 0, 8, 16, 24, 32, 40, 48, 56
 _DONE, _JOINED = 128, 256
-_OWNED, ENTRIES, CUT, _ENDED, _OWN = 384, 392, 400, 408, 416
+_OWNED, ENTRIES, CUT, _ENDED = 384, 392, 400, 408
 MEMORY = SLOTS_AT + SLOTS * SLOT
 RANGE_BYTES = 128  # two lines, as processors fetch them in pairs
 _SHARE_BITS = 28
@@ -57,11 +57,11 @@ _PATIENCE_NS = 5_000  # a caller that waits for a last share spins so long, then
 # one after the other. Who has not come by then, when one's own range is done, is not there.
 _GRACE_NS = 2_000
 # A helper that the system stops within a share, as it does beside other busy processes, keeps its
-# caller waiting for a slice of 3 to 30 ms. What such waits lost, over what the caller would take
-# alone by the shares that it did itself, is weighed against what helpers gained since: as long as
-# they lost more, products go alone for twice as long as was lost, at most 100 ms. 2,000 products of
-# 1024 x 1024 float32 beside two busy processes on two cores took 0.26 ms on average with helpers,
-# 0.13 alone; of 4096 x 4096 5.5 and 8.3, and beside seven 20 (Xeon with AMX, 2026-11).
+# caller waiting for a slice of 3 to 30 ms, and what it does is half of the product at most. What
+# such waits lost is weighed against what helpers did since: as long as they lost more, products go
+# alone for twice as long as was lost, at most 100 ms. 2,000 products of 1024 x 1024 float32 beside
+# two busy processes on two cores took 0.26 ms on average with helpers, 0.13 alone; of 4096 x 4096
+# 5.5 and 8.3, and beside seven 20 (Xeon with AMX, 2026-11).
 _LATE_NS = 100_000  # which helpers may always be: to wake a thread takes so long
 _MOST_DOUBT_NS = 100_000_000
 
@@ -189,8 +189,7 @@ def member(slot: int) -> None:
     else:
         count, task, words = read(slot + _COUNT), read(slot + _TASK), read(slot + _WORDS)
         people = min(read(slot + _LIMIT) + 1, count)
-        done = work_on(pool, slot, read(slot + SERIAL), 0, people, count, task, words)
-        write(slot + _OWN, done)
+        work_on(pool, slot, read(slot + SERIAL), 0, people, count, task, words)
         write(slot + _ENDED, now_ns())
 
 
@@ -235,15 +234,15 @@ def _alone(pool: int, task: int, words: int, count: int, begun: int) -> Any:
 
 
 @kernel
-def _judge(pool: int, gained: int) -> None:
-    """Weigh how many nanoseconds a product was done sooner than by its caller alone."""
-    lost, doubt = -gained - _LATE_NS, read(pool + _DOUBT)
+def _judge(pool: int, worked: int, waited: int) -> None:
+    """Weigh how long a caller worked, and then waited for helpers, in nanoseconds."""
+    lost, doubt = waited - 2 * worked - _LATE_NS, read(pool + _DOUBT)
     if lost > 0:
         doubt = min(2 * (doubt + lost), _MOST_DOUBT_NS)
         write(pool + _LONE, doubt)
         write(pool + _DOUBT, doubt)
     elif doubt > 0:
-        write(pool + _DOUBT, max(doubt - gained, 0))
+        write(pool + _DOUBT, max(doubt - worked, 0))
 
 
 @kernel
@@ -256,7 +255,7 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
     if helpers > 0 and count > 1:
         begun = now_ns()
         if read(pool + _LONE) > 0:
-            count, begun = _alone(pool, task, words, count, begun), now_ns()
+            count = _alone(pool, task, words, count, begun)
     if helpers > 0 and count > 1:
         for i in range(SLOTS):
             at = pool + SLOTS_AT + i * SLOT
@@ -281,7 +280,7 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
         # All of the team, however few have a share: who is not of a team GNU's library ends, and
         # to start threads anew takes 40 us each.
         call_c(read(pool + PARALLEL), (read(pool + MEMBER), slot, 0, 0))
-        own, ended = read(slot + _OWN), read(slot + _ENDED)
+        ended = read(slot + _ENDED)
     else:
         if read(pool + QUEUE) != 0:
             _borrow(pool, slot, people - 1)
@@ -289,12 +288,12 @@ def run_shares(pool: int, helpers: int, task: int, words: int, count: int) -> No
             add(pool + SIGNAL, 1)
             if read(pool + SLEEPERS) > 0:
                 wake(pool + SIGNAL, min(_FAN, helpers))
-        own = work_on(pool, slot, serial, 0, people, count, task, words)
+        work_on(pool, slot, serial, 0, people, count, task, words)
         ended = now_ns()
     while read(slot + _DONE) != due:
         pause()
         if now_ns() > ended + _PATIENCE_NS:
             give_way()
-    _judge(pool, (ended - begun) * count // max(own, 1) - (now_ns() - begun))
+    _judge(pool, ended - begun, now_ns() - ended)
     write(slot + SERIAL, serial + 1)
     write(slot + _OWNED, 0)
