@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gemmule.core.problem import Problem, QuantSpec
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Machine
 from gemmule.storage import lines, models
+from gemmule.storage.tuned import problem_of
 from gemmule.tuning import fit, sample
 from gemmule.tuning.fit import Timed
 
@@ -139,10 +140,14 @@ def test_loss_is_what_the_choice_takes_over_the_best() -> None:
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_products_of_a_seed_are_the_same_each_time(backend: str) -> None:
     first, second = sample.draw(backend, 7), sample.draw(backend, 7)
-    some = [next(first) for _ in range(60)]
-    assert some == [next(second) for _ in range(60)]
+    some = [next(first) for _ in range(400)]
+    assert some == [next(second) for _ in range(400)]
     assert {problem.op for problem in some} == {"matvec", "matmul"}
-    assert any(problem.quant is not None for problem in some)
+    specs = [problem.quant for problem in some if problem.quant is not None]
+    formats = {"int4", "int8", *(("mxfp4", "nvfp4") if backend == "cuda" else ())}
+    assert {spec.format for spec in specs} == formats
+    assert {spec.transposed for spec in specs} == {False, True}
+    assert [problem_of(asdict(problem)) for problem in some] == some  # as rows are read again
 
 
 @pytest.fixture

@@ -19,11 +19,21 @@ from typing import TypeAlias
 
 from gemmule import backends
 from gemmule.choose import eligible
-from gemmule.core.problem import BYTES, FLOATS, HALVES, Problem, QuantSpec
+from gemmule.core.problem import (
+    BYTES,
+    FLOAT4,
+    FLOAT4_DTYPE,
+    FLOATS,
+    HALVES,
+    Problem,
+    QuantSpec,
+    check_problem,
+)
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Machine, Params, Rung
 from gemmule.errors import DeviceError
 from gemmule.oracle.problems import make_problem
+from gemmule.quant.float4 import GROUP_SIZES
 from gemmule.storage import lines, models
 from gemmule.storage.sources import rung_digest
 from gemmule.storage.tuned import problem_of
@@ -82,8 +92,17 @@ def draw(backend: str, seed: int) -> Iterator[Problem]:
             problem = make_problem("matmul", m, columns, k, (a, a, out), **layouts)
         moved = problem.compulsory_bytes
         small = problem.flops <= 500 * MOST_BYTES[backend]
-        if 1 << 10 <= moved <= MOST_BYTES[backend] and small:
+        if 1 << 10 <= moved <= MOST_BYTES[backend] and small and _is_taken(problem):
             yield problem
+
+
+def _is_taken(problem: Problem) -> bool:
+    """Tell whether a product is one that can be asked for: sums of bytes end with int32."""
+    try:
+        check_problem(problem)
+    except ValueError:
+        return False
+    return True
 
 
 def _side(rng: random.Random) -> int:
@@ -96,16 +115,28 @@ def _columns(rng: random.Random) -> int:
 
 
 def _of_codes(rng: random.Random, backend: str, m: int, n: int) -> Problem:
-    """Return a product of codes, in the order that the fast rungs of a back end read."""
+    """Return a product of codes, in the order that the fast rungs of a back end read.
+
+    A third of the matrices are transposed; on a GPU a fifth of the codes are floats of 4 bits.
+    """
     m, n = (max(256, math.ceil(size / 256) * 256) for size in (m, n))
     bits, group = rng.choice((4, 8)), rng.choice((-1, 32, 64, 128))
+    codes, scales, zeros, turned = (
+        f"uint{bits}",
+        "float16",
+        rng.random() < 0.5,
+        rng.random() < 1 / 3,
+    )
+    if backend == "cuda" and rng.random() < 0.2:
+        scales, form = rng.choice(tuple(FLOAT4.items()))
+        codes, bits, group, zeros = FLOAT4_DTYPE, 4, GROUP_SIZES[form], False
     layout = "mma16" if backend == "cuda" else "row"
-    spec = QuantSpec(bits, group, rng.random() < 0.5, layout, "float16", False)
+    spec = QuantSpec(bits, group, zeros, layout, scales, turned)
     x = rng.choice((*HALVES, "float32"))
     op, columns = ("matvec", 1) if rng.random() < 0.4 else ("matmul", _columns(rng))
     sizes = (m, n, 1) if op == "matvec" else (m, columns, n)
     layout_b = "row" if op == "matvec" else rng.choice(("row", "col"))
-    return make_problem(op, *sizes, (f"uint{bits}", x, x), quant=spec, layout_b=layout_b)
+    return make_problem(op, *sizes, (codes, x, x), quant=spec, layout_b=layout_b)
 
 
 def path_of(machine: Machine) -> Path:
