@@ -60,7 +60,7 @@ class FakeDriver:
     CUdevice_attribute = CUpointer_attribute = CUfunction_attribute = _Names()
 
     def __init__(self, devices: int = 2, free_bytes: int = 1 << 30) -> None:
-        self.devices, self.free_bytes = devices, free_bytes
+        self.devices, self.free_bytes, self.version = devices, free_bytes, 13_000
         self.attributes = dict(ATTRIBUTES)
         self.faults: dict[str, str] = {}
         self.capturing = False
@@ -127,7 +127,7 @@ class FakeDriver:
         return self._answer("cuStreamIsCapturing", int(self.capturing))
 
     def cuDriverGetVersion(self) -> tuple[Any, ...]:
-        return self._answer("cuDriverGetVersion", 13_000)
+        return self._answer("cuDriverGetVersion", self.version)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
         return self._answer("cuMemGetInfo", self.free_bytes, 80 << 30)
