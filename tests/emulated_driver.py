@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,10 +63,10 @@ OUTSIDE_RUNGS = {
 
 
 class EmulatedDriver(FakeDriver):
-    """`FakeDriver` with kernels that run."""
+    """`FakeDriver` with kernels that run, on the device whose memory they are given."""
 
     def __init__(self, seed: int = 0) -> None:
-        super().__init__(devices=1, free_bytes=1 << 32)
+        super().__init__(devices=2, free_bytes=1 << 32)
         self.seed = seed
         self.kernels: list[tuple[Module, str]] = []
 
@@ -92,6 +93,10 @@ class EmulatedDriver(FakeDriver):
             address = ctypes.c_void_p.from_address(params + 8 * i).value
             assert address is not None
             args.append(ctypes.string_at(address, size))
+        words = {w for one in args for (w,) in struct.iter_unpack("<Q", one[: len(one) // 8 * 8])}
+        owners = {self.owner[one] for one in self.memory if one in words}
+        current = {self.contexts[-1] - 1000} if self.contexts else {*owners, 0}
+        assert owners <= current and len(owners) < 2, f"{name} was given memory of {owners}"
 
         def run() -> None:
             module.launch(
@@ -133,7 +138,7 @@ def _compile_file(
 def emulated(
     seed: int = 0, kind: type[EmulatedDriver] = EmulatedDriver
 ) -> Iterator[EmulatedDriver]:
-    """Give the CUDA back end one device, on which kernels are emulated; undone afterwards."""
+    """Give the CUDA back end two devices, on which kernels are emulated; undone afterwards."""
     nvrtc.cuda_core()  # which takes the real driver's types when it is first imported
     stand_in = kind(seed)
     with contextlib.ExitStack() as undo:

@@ -42,7 +42,7 @@ def placed(array: Array) -> DeviceArray:
     """Return an array of the device that lies as one of the host does."""
     low, high = np.lib.array_utils.byte_bounds(array)
     memory = bytearray(low % 16) + ctypes.string_at(low, high - low)
-    held = gm.asarray(np.frombuffer(memory, np.uint8), device="cuda")
+    held = gm.asarray(np.frombuffer(memory, np.uint8), device="cuda:1")
     at = held.pointer + int(array.__array_interface__["data"][0]) - low + low % 16
     steps = tuple(step // array.itemsize for step in array.strides)
     return DeviceArray(at, array.shape, steps, array.dtype.name, 0, held)
@@ -200,7 +200,7 @@ def test_it_is_a_copy_and_gives_its_memory_back(gpu: EmulatedDriver) -> None:
     wanted, free = gm.matmul(a, b, rung=HALVES), gpu.free_bytes
     prepared = gm.prepare(b, rung=HALVES)
     assert free - gpu.free_bytes == prepared.nbytes > 2 * B.nbytes
-    held = gm.asarray(np.zeros(1, np.uint8), device="cuda")
+    held = gm.asarray(np.zeros(1, np.uint8), device="cuda:1")
     ctypes.memset(b.pointer, 0x7F, B.nbytes)
     del held
     assert same(gm.matmul(a, prepared, rung=HALVES), wanted)
@@ -289,10 +289,10 @@ def test_what_is_refused(gpu: EmulatedDriver) -> None:
 def test_what_plans_choose_is_packed(gpu: EmulatedDriver) -> None:
     """Whole products of this machine take the halves; a few columns are never worth them."""
     gpu.attributes["MULTIPROCESSOR_COUNT"] = 132
-    wide, narrow = gm.asarray(np.ones((128, 512), np.float32), device="cuda"), np.ones((64, 4))
+    wide, narrow = gm.asarray(np.ones((128, 512), np.float32), device="cuda:1"), np.ones((64, 4))
     assert gm.prepare(wide).rungs == (HALVES,)
     for other in (narrow.astype(np.float32), narrow, np.ones((0, 5), np.float32)):
-        prepared = gm.prepare(gm.asarray(other, device="cuda"))
+        prepared = gm.prepare(gm.asarray(other, device="cuda:1"))
         assert prepared.rungs == ()
         assert prepared.nbytes == other.nbytes
     assert "packed for no rung" in repr(prepared)
