@@ -20,7 +20,7 @@ from unittest import mock
 from cuda_emulation import encoded, sampled_kernels
 from cuemu.build import Module, compile_cu
 from fake_cublas import installed
-from fake_driver import FakeDriver
+from fake_driver import FakeDriver, _Names
 from gemmule.backends.cuda import driver, nvrtc, starter, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.convert import CTYPE
@@ -94,7 +94,7 @@ class EmulatedDriver(FakeDriver):
             assert address is not None
             args.append(ctypes.string_at(address, size))
         words = {w for one in args for (w,) in struct.iter_unpack("<Q", one[: len(one) // 8 * 8])}
-        owners = {self.owner[one] for one in self.memory if one in words}
+        owners = {self.owner.get(one, 0) for one in self.memory if one in words}
         current = {self.contexts[-1] - 1000} if self.contexts else {*owners, 0}
         assert owners <= current and len(owners) < 2, f"{name} was given memory of {owners}"
 
@@ -118,6 +118,49 @@ class Poisoned(EmulatedDriver):
         result = super().cuMemAlloc(nbytes)
         ctypes.memset(result[1], 0xFF, nbytes)
         return result
+
+
+class TimedDriver(EmulatedDriver):
+    """An emulated device with events, 2 ns from one to the next, and page-locked memory."""
+
+    CUstream_flags = CUstreamCaptureMode = _Names()
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.pinned: dict[int, Any] = {}
+        self.events: set[int] = set()
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
+        self.events.add(len(self.events) + 1)
+        return self._answer("cuEventCreate", len(self.events))
+
+    def cuEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:
+        return self._answer("cuEventRecord")
+
+    def cuEventSynchronize(self, event: int) -> tuple[Any, ...]:
+        return self._answer("cuEventSynchronize")
+
+    def cuEventElapsedTime(self, before: int, after: int) -> tuple[Any, ...]:
+        assert before != after
+        return self._answer("cuEventElapsedTime", 2e-6)
+
+    def cuEventDestroy(self, event: int) -> tuple[Any, ...]:
+        return self._answer("cuEventDestroy")
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer whatever streams and graphs are asked for: launched kernels have run by then."""
+        if name.startswith(("cuStream", "cuGraph")):
+            return lambda *_: self._answer(name, 1)
+        raise AttributeError(name)
+
+    def cuMemAllocHost(self, nbytes: int) -> tuple[Any, ...]:
+        block = (ctypes.c_uint8 * nbytes)()
+        self.pinned[ctypes.addressof(block)] = block
+        return self._answer("cuMemAllocHost", ctypes.addressof(block))
+
+    def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
+        del self.pinned[address]
+        return self._answer("cuMemFreeHost")
 
 
 def _compile_file(

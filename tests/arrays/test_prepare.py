@@ -45,7 +45,7 @@ def placed(array: Array) -> DeviceArray:
     held = gm.asarray(np.frombuffer(memory, np.uint8), device="cuda:1")
     at = held.pointer + int(array.__array_interface__["data"][0]) - low + low % 16
     steps = tuple(step // array.itemsize for step in array.strides)
-    return DeviceArray(at, array.shape, steps, array.dtype.name, 0, held)
+    return DeviceArray(at, array.shape, steps, array.dtype.name, 1, held)
 
 
 def values(shape: tuple[int, ...], dtype: str, seed: int, *, hard: bool = True) -> Array:
@@ -268,7 +268,7 @@ def test_what_is_refused(gpu: EmulatedDriver) -> None:
         gm.matvec(a, gm.prepare(placed(np.ones((2, 66), np.float32))))
     with pytest.raises(ValueError, match="66 columns"):
         gm.matmul(a, gm.prepare(placed(values((60, 40), "float32", 2))))
-    with pytest.raises(TypeError, match="numpy array on cpu and B a gemmule array on cuda:0"):
+    with pytest.raises(TypeError, match="numpy array on cpu and B a gemmule array on cuda:1"):
         gm.matmul(np.ones((70, 66), np.float32), prepared)
     with pytest.raises(TypeError, match="never written"):
         gm.matmul(placed(np.ones((66, 66), np.float32)), b, out=prepared)
@@ -340,7 +340,7 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
         autograd=torch.autograd,
         Size=lambda shape: SimpleNamespace(numel=lambda: int(np.prod(shape))),
         _C=SimpleNamespace(
-            _cuda_getDevice=lambda: 0,
+            _cuda_getDevice=lambda: 1,
             _cuda_getCurrentRawStream=lambda _: current[0],
             _increment_version=written.extend,
         ),
@@ -362,7 +362,7 @@ def test_the_fast_path_of_tensors_starts_the_same_kernels(
         plan = gm.plan("matmul", *pair, rung=rung)
         run = plan._run
         assert isinstance(run, PackedLauncher)
-        call = short.module.bound_call(run, plan.choice.call, plan.forms, 0)
+        call = short.module.bound_call(run, plan.choice.call, plan.forms, 1)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
         for stream in (7, 0):  # the second call finds its arguments made
             gpu.launches.clear()
@@ -385,15 +385,15 @@ def test_the_fast_path_of_a_matrix_that_is_read_as_an_array(short: Any) -> None:
     right, left = gm.prepare(b), gm.prepare(b.T, side="left")
     cases = (
         ("matmul", (a, right), (a.pointer, right.array.pointer)),
-        ("vecmat", (DeviceArray(a.pointer, (66,), (1,), "float32", 0, a), right), None),
-        ("matvec", (left, DeviceArray(a.pointer, (66,), (1,), "float32", 0, a)), None),
+        ("vecmat", (DeviceArray(a.pointer, (66,), (1,), "float32", 1, a), right), None),
+        ("matvec", (left, DeviceArray(a.pointer, (66,), (1,), "float32", 1, a)), None),
     )
     for op, pair, expected in cases:
         met: list[tuple[int, ...]] = []
         plan = gm.plan(op, *pair)
         run = SimpleNamespace(starter=lambda _, met=met: lambda *given: met.append(given))
         run.workspace = 0
-        call = short.module.bound_call(run, plan.choice.call, plan.forms, 0)
+        call = short.module.bound_call(run, plan.choice.call, plan.forms, 1)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
         out = call(*tensors, None)
         matrix = (right if op != "matvec" else left).array.pointer
