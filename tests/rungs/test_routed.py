@@ -174,7 +174,10 @@ def test_on_a_device(tokens: int) -> None:
         put = {}
         for name, one in {"a": a, "s": by_slot, "w": w, "i": indices, "v": weights}.items():
             put[name] = gm.asarray(one, device="cuda:1")
-        put["i32"], put["q"] = gm.asarray(indices.astype(np.int32), device="cuda:1"), stack.to("cuda:1")
+        put["i32"], put["q"] = (
+            gm.asarray(indices.astype(np.int32), device="cuda:1"),
+            stack.to("cuda:1"),
+        )
         cases = [("a", "w", "i", None, None), ("s", "w", "i32", "v", None)]
         cases += [("a", "w", "i32", "v", "silu_gate"), ("s", "q", "i", None, "silu_gate")]
         for rows, matrices, names, shares, epilogue in cases:
