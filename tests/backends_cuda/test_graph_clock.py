@@ -21,6 +21,12 @@ from gemmule.timing.clock import Entry
 
 @pytest.mark.parametrize("ordinal", [0, 1])
 def test_calls_run_on_the_clocks_device_and_stream_in_every_library(ordinal: int) -> None:
+    with emulated(kind=TimedDriver) as driver:
+        timed(driver, ordinal)
+        gc.collect()  # memory is given back to the driver that it came from
+
+
+def timed(driver: Any, ordinal: int) -> None:
     current: list[Any] = []
 
     @contextmanager
@@ -32,28 +38,24 @@ def test_calls_run_on_the_clocks_device_and_stream_in_every_library(ordinal: int
     on_torch = SimpleNamespace(ExternalStream=lambda *at, device: (*at, device), stream=entered)
     on_cupy = SimpleNamespace(ExternalStream=lambda handle, device: entered((handle, device)))
     libraries = {"torch": SimpleNamespace(cuda=on_torch), "cupy": SimpleNamespace(cuda=on_cupy)}
-    with emulated(kind=TimedDriver) as driver:
-        x = gm.asarray(np.ones(1), device=f"cuda:{ordinal}")
-        like = arrays.from_own(x)
-        clock, met = GraphClock(ordinal), []
-        here = [(clock.stream, f"cuda:{ordinal}"), (clock.stream, ordinal)]
+    like = arrays.from_own(gm.asarray(np.ones(1), device=f"cuda:{ordinal}"))
+    clock, met = GraphClock(ordinal), []
+    here = [(clock.stream, f"cuda:{ordinal}"), (clock.stream, ordinal)]
 
-        def call(index: int) -> None:
-            assert driver.contexts[-1] == 1000 + ordinal
-            assert current == here
-            assert arrays.current_stream(like, ordinal) == clock.stream
-            met.append((index, arrays.workspace(like, 64)[0]))
+    def call(index: int) -> None:
+        assert driver.contexts[-1] == 1000 + ordinal
+        assert current == here
+        assert arrays.current_stream(like, ordinal) == clock.stream
+        met.append((index, arrays.workspace(like, 64)[0]))
 
-        with mock.patch.dict(sys.modules, libraries):
-            run = clock.prepare(Entry("a product", call, sets=3))
-        counted = run(0, 10)
-        assert {index for index, _ in met} == {0, 1, 2}
-        assert len({place for _, place in met}) == 1, "launches of a graph share a workspace"
-        assert counted.calls >= 10
-        assert counted.calls % 3 == 0
-        assert current == []
-        assert arrays.current_stream(like, ordinal) == arrays.LEGACY_STREAM
-        two = [arrays.workspace(like, 64) for _ in range(2)]
-        assert two[0][0] != two[1][0], "and others have their own again"
-        del x, like, two, run, call
-        gc.collect()  # memory is given back to the driver that it came from
+    with mock.patch.dict(sys.modules, libraries):
+        run = clock.prepare(Entry("a product", call, sets=3))
+    counted = run(0, 10)
+    assert {index for index, _ in met} == {0, 1, 2}
+    assert len({place for _, place in met}) == 1, "launches of a graph share a workspace"
+    assert counted.calls >= 10
+    assert counted.calls % 3 == 0
+    assert current == []
+    assert arrays.current_stream(like, ordinal) == arrays.LEGACY_STREAM
+    two = [arrays.workspace(like, 64) for _ in range(2)]
+    assert two[0][0] != two[1][0], "and others have their own again"
