@@ -36,7 +36,8 @@ class Tensor:
         return strides
 
     def get_device(self) -> int:
-        return 0
+        ordinal: int = self.array.ordinal
+        return ordinal
 
     def data_ptr(self) -> int:
         pointer: int = self.array.pointer

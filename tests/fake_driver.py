@@ -152,12 +152,19 @@ class FakeDriver:
 
     def cuMemcpyAsync(self, target: int, source: int, nbytes: int, stream: int) -> tuple[Any, ...]:
         result = self._answer("cuMemcpyAsync")
+        owners = {self._owner_of(target, None), self._owner_of(source, None)} - {None}
+        assert owners <= {self.contexts[-1] - 1000}, f"memory of {owners} is copied"
         if result[0] == 0:
             ctypes.memmove(target, source, nbytes)
         return result
 
     def cuPointerGetAttribute(self, key: str, address: int) -> tuple[Any, ...]:
-        return self._answer("cuPointerGetAttribute", self.owner.get(address, 0))
+        return self._answer("cuPointerGetAttribute", self._owner_of(address, 0))
+
+    def _owner_of(self, address: int, unknown: int | None) -> int | None:
+        """Return the device whose memory this is."""
+        around = (at for at, (_, size) in self.memory.items() if at <= address < at + size)
+        return self.owner.get(next(around, 0), unknown)
 
     def cuLibraryLoadData(self, cubin: bytes, *_: Any) -> tuple[Any, ...]:
         self.libraries.append(cubin)
