@@ -155,17 +155,18 @@ def test_floats_that_no_pieces_serve_are_multiplied_in_other_registers(
 
 
 @pytest.mark.usefixtures("tiles")
-@pytest.mark.parametrize("size", [2.0**-112, 2.0**-60, 1.0])
-@pytest.mark.parametrize(("scales", "zeros"), [("float32", "integer"), ("float16", "fraction")])
-def test_every_bit_of_a_number_counts(size: float, scales: str, zeros: str) -> None:
-    """One number of 24 bits in each column, beside weights as small: no sum hides a piece."""
-    Q = make_matrix(33, 64, 4, 32, scales, zeros)
-    of_scales = Q.scales if size == 1 else Q.scales.astype(np.float32) * np.float32(2.0**-40)
-    Q = gm.QuantizedMatrix.from_parts(
-        Q.codes, of_scales, Q.zeros, shape=Q.shape, bits=4, group_size=32
-    )
+@pytest.mark.parametrize("whole", [True, False], ids=["zero points whole", "of 24 bits"])
+@pytest.mark.parametrize(
+    ("size", "factor"), [(2.0**-112, 2.0**30), (2.0**-72, 2.0**-40), (1, 1), (2.0**127, 2.0**-30)]
+)
+def test_every_bit_of_a_number_counts(size: float, factor: float, whole: bool) -> None:
+    """One number of 24 bits in each column, the last the largest: no sum hides a lost piece."""
+    Q, rng = make_matrix(33, 64, 4, 32, "float16", "integer"), np.random.default_rng(0)
+    scales = Q.scales if factor == 1 else Q.scales.astype(np.float32) * np.float32(factor)
+    zeros = Q.zeros if whole else rng.uniform(0, 15, Q.zeros.shape).astype(np.float32)
+    Q = gm.QuantizedMatrix.from_parts(Q.codes, scales, zeros, shape=Q.shape, bits=4, group_size=32)
     B = np.zeros((64, 18), np.float32)
-    B[np.arange(18), np.arange(18)] = size * np.random.default_rng(0).uniform(1, 2, 18)
+    B[np.arange(18), np.arange(18)] = size * np.append(rng.uniform(1, 2, 17), 2 - 2.0**-23)
     truth = Q.dequantize("float64") @ B.astype(np.float64)
     error = np.abs(gm.matmul(Q, B, rung=NAME) - truth)
     assert (error <= 2.0**-20 * np.abs(truth) + 2.0**-148).all()
