@@ -13,6 +13,7 @@ columns at the end.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -256,7 +257,7 @@ def groups_kernel(across: bool, pieces: tuple[int, int] = (1, 1)) -> Kernel:
 
 @functools.cache
 def rows_kernel(pieces: int) -> Kernel:
-    """Return ``f(words, number)``: the results of some rows in all columns.
+    """Return ``f(words, number)``: the results of some rows in some columns, all rows first.
 
     pieces: of weights.
     """
@@ -267,7 +268,9 @@ def rows_kernel(pieces: int) -> Kernel:
         job = _load(at)
         if _get(job.refused, 0) != 0:
             return
-        part, begin, width = claimed(job.workspace), number * job.rows, job.wide // GROUP
+        part, down = claimed(job.workspace), (job.m + job.rows - 1) // job.rows
+        begin, aside = number % down * job.rows, number // down * job.tile
+        width = min(job.tile, job.wide - aside) // GROUP
         count, depth = min(job.rows, job.m - begin), job.depth
         room = 2 * GROUP * depth * pieces
         left, sums = part + SUMS_BYTES, part + SUMS_BYTES + 2 * room
@@ -276,7 +279,8 @@ def rows_kernel(pieces: int) -> Kernel:
         for low in range(0, job.k, depth):
             blocks = (min(depth, job.k - low) + job.block - 1) // job.block
             terms, unpack = blocks * job.block, job.unpack if low + depth >= job.k else 0
-            right, panel = job.packed + 2 * low * job.wide * job.pieces, 2 * TILE_ROWS * terms
+            panel, before = 2 * TILE_ROWS * terms, low * job.wide + aside * terms
+            right = job.packed + 2 * before * job.pieces
             for top in range(0, count, GROUP):
                 row, some, first = begin + top, min(GROUP, count - top), low // job.block
                 here, there = left + now * room, left + (1 - now) * room
@@ -293,7 +297,8 @@ def rows_kernel(pieces: int) -> Kernel:
                 ahead = (to, rows, GROUP, first, next_blocks, there, 0, last)
                 operands = (part, here, right, panel, terms // STEP_TERMS, width)
                 place, C = sums + top // GROUP * width * apart, job.C + row * job.C_row
-                rest = (C, job.C_column, job.C_step, some, job.n, unpack)
+                C += aside * job.C_column
+                rest = (C, job.C_column, job.C_step, some, job.n - aside, unpack)
                 numbers = (*operands, place, apart, int(low == 0), job.decode, job.product)
                 enter(job.multiply, (*numbers, *ahead, *rest))
         forget()
@@ -383,7 +388,7 @@ def served(parts: Stored, pieces: Pieces, k: int) -> Served:
     if least < of_weights:
         return Served(1 << 16, 0)
     above = 380 - most - k.bit_length()
-    return Served(max(of_x, LEAST_EXPONENTS + last - least), max(0, min(0xFF, above)) << 7)
+    return Served(max(of_x, LEAST_EXPONENTS + last - least), max(0, min(0xFE, above)) << 7)
 
 
 def two_are_exact(parts: Stored) -> bool:
@@ -409,6 +414,15 @@ def _products(across: bool, asked: Pieces) -> Callable[[Stored], Callable[..., S
     return make
 
 
+def column_parts(m: int, n: int, threads: int) -> int:
+    """Return in how many parts columns are cut, so that what a thread has of C is about square.
+
+    A thread decodes the codes of its rows and fetches its columns of x, which others have packed:
+    a number of either takes about as long.
+    """
+    return max(1, min(-(-n // GROUP), threads, round(math.sqrt(n * threads / m))))
+
+
 def _steps(
     across: bool, pieces: Pieces, m: int, ready: Kept, limits: Served, columns: Columns
 ) -> Steps:
@@ -418,11 +432,13 @@ def _steps(
     padded, threads = -(-n // GROUP) * GROUP, thread_count()
     # Terms are padded to a `block`, shares of the rows of the product begin at a `piece`.
     block, piece = (STEP_TERMS, CHUNK_COLUMNS) if across else (chunk, GROUP)
-    wanted = -(-m // (_SHARES_PER_THREAD * threads)) if threads > 1 else m
+    apart = 1 if across or threads == 1 else column_parts(m, n, threads)
+    wanted = -(-m * apart // (_SHARES_PER_THREAD * threads)) if threads > 1 else m
+    apiece = -(-padded // (GROUP * apart)) * GROUP
     rows = -(-min(columns.rows, wanted) // piece) * piece
     packed_bytes = 2 * of_x * padded * -(-k // block) * block
     slots = -(-k // depth) * (padded // TILE_ROWS)
-    groups, room = rows // GROUP * (padded // GROUP) if k > depth else 1, 4 * GROUP * depth
+    groups, room = rows // GROUP * (apiece // GROUP) if k > depth else 1, 4 * GROUP * depth
     room *= of_weights
     if across:
         groups = rows // GROUP * (padded // GROUP)
@@ -443,6 +459,7 @@ def _steps(
         noted=buffer(packed_bytes),
         block=block,
         wide=padded,
+        tile=apiece,
         rows=rows,
         exponent=limits.exponent,
         convert=convert,
@@ -455,7 +472,7 @@ def _steps(
     tasks = [
         Step(pack_share.address(2), slots),
         Step(check_share.address(2), 1, alone=True),
-        Step(share.address(2), -(-m // rows)),
+        Step(share.address(2), -(-m // rows) * -(-padded // apiece)),
     ]
     return Steps(tasks, words, buffer_bytes=packed_bytes + EXTREMES_BYTES * slots, kept=ready)
 
