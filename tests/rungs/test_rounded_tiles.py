@@ -157,7 +157,7 @@ def test_floats_that_no_pieces_serve_are_multiplied_in_other_registers(
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("whole", [True, False], ids=["zero points whole", "of 24 bits"])
 @pytest.mark.parametrize(
-    ("size", "factor"), [(2.0**-112, 2.0**30), (2.0**-72, 2.0**-40), (1, 1), (2.0**127, 2.0**-30)]
+    ("size", "factor"), [(2.0**60, 2.0**-105), (2.0**-63, 2.0**-40), (1, 1), (2.0**127, 2.0**-30)]
 )
 def test_every_bit_of_a_number_counts(size: float, factor: float, whole: bool) -> None:
     """One number of 24 bits in each column, the last the largest: no sum hides a lost piece."""

@@ -381,14 +381,14 @@ class Served(NamedTuple):
 def served(parts: Stored, pieces: Pieces, k: int) -> Served:
     """Return what x has to be, of k terms: no piece, no product of two is subnormal, no sum large.
 
-    The last bit of two or three pieces is 2^-23 of the first at least.
+    The last bit of two or three pieces is 2^-23 of the first at least. `exponents` counts the least
+    weight as 1 at most, which keeps pieces of x from being subnormal.
     """
     (least, most), last = exponents(parts), 8 * (max(pieces) - 1)
-    of_weights, of_x = (1 if count == 1 else 8 * count for count in pieces)
-    if least < of_weights:
+    if least < (1 if pieces[0] == 1 else 8 * pieces[0]):
         return Served(1 << 16, 0)
     above = 380 - most - k.bit_length()
-    return Served(max(of_x, LEAST_EXPONENTS + last - least), max(0, min(0xFE, above)) << 7)
+    return Served(LEAST_EXPONENTS + last - least, max(0, min(0xFE, above)) << 7)
 
 
 def two_are_exact(parts: Stored) -> bool:
