@@ -157,12 +157,12 @@ def test_floats_that_no_pieces_serve_are_multiplied_in_other_registers(
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("whole", [True, False], ids=["zero points whole", "of 24 bits"])
 @pytest.mark.parametrize(
-    ("size", "factor"), [(2.0**60, 2.0**-105), (2.0**-63, 2.0**-40), (1, 1), (2.0**127, 2.0**-30)]
+    ("size", "factor"), [(2.0**60, 2.0**-110), (2.0**-71, 2.0**-40), (1, 1), (2.0**127, 2.0**-30)]
 )
 def test_every_bit_of_a_number_counts(size: float, factor: float, whole: bool) -> None:
     """One number of 24 bits in each column, the last the largest: no sum hides a lost piece."""
     Q, rng = make_matrix(33, 64, 4, 32, "float16", "integer"), np.random.default_rng(0)
-    scales = Q.scales if factor == 1 else np.full(Q.scales.shape, factor, np.float32)
+    scales = Q.scales if factor == 1 else np.full(Q.scales.shape, 1.2345678 * factor, np.float32)
     zeros = Q.zeros if whole else rng.uniform(0, 15, Q.zeros.shape).astype(np.float32)
     Q = gm.QuantizedMatrix.from_parts(Q.codes, scales, zeros, shape=Q.shape, bits=4, group_size=32)
     B = np.zeros((64, 18), np.float32)
