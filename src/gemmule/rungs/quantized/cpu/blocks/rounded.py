@@ -51,7 +51,7 @@ from gemmule.rungs.quantized.cpu.vector.codes import kind_of, lifted_zeros
 # Terms at a time: two panels of x, 32 KiB, stay in the first-level cache. Columns at a time: with
 # tiles and sums of the rows of a share they stay in the second-level one.
 DEPTH, MOST_COLUMNS = 512, 512
-_SHARES_PER_THREAD = 2
+_SHARES_PER_THREAD = 4
 CHUNK_COLUMNS = 128  # across the rows, decoded at once
 _LARGEST = 2.0**127  # below it a weight is no infinity in bfloat16
 
