@@ -49,6 +49,13 @@ class Machine:
 
 MOST_PER_ADD = 2.0  # unit roundoffs an addition, of sums that are float32's: tensor cores cut off
 ACTIVATION_GROUP = 32  # terms of a sum that share a scale of 8-bit activations
+EXACT_COLUMNS = 16  # of codes beside halves: up to so many columns no weight is rounded
+
+
+def may_round_weights(problem: Problem) -> bool:
+    """Tell whether codes may be rounded, each weight once, to the dtype of x."""
+    tokens = problem.n if problem.op != "grouped" else problem.m // max(problem.batch, 1)
+    return tokens > EXACT_COLUMNS and problem.quant is not None and not problem.quant.exact
 
 
 @dataclass(frozen=True, slots=True)
