@@ -1,0 +1,59 @@
+"""A^T X for many columns of X by weights that are rounded once, as they come out of their codes.
+
+Seen transposed the sum runs down the rows of the stored matrix, and each of them brings its own
+scales. `movmatrix` turns a word of codes, so that the operand of columns is in the registers which
+wgmma reads; two neighbouring rows are then the halves of a word, as their scales are. Everything
+else is `rounded_columns`: stages by bulk copies, x in order by a launch in front, shared sums.
+
+A strip has 128 columns, which meet up to 128 columns of x: one warpgroup takes every other 64 rows,
+so that what turns codes into weights is fetched once for two instructions. By more columns of x
+codes are taken apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Constraint, Machine, Params
+from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.geometry import modelled
+from gemmule.rungs.quantized.cuda import rounded_columns as straight
+
+_LEAST_COLUMNS = 8  # from which on codes are read once instead of once a column
+
+
+def _takes(problem: Problem) -> bool:
+    """Tell whether codes lie in fragment order, in order; factors of rows would round twice."""
+    spec = problem.quant
+    if spec is None or spec.has_perm or spec.format == "nvfp4":
+        return False
+    return fragments.in_fragments(problem, transposed=True)
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return [] if problem.n < _LEAST_COLUMNS else RUNG.space(problem)
+
+
+RUNG = replace(
+    straight.RUNG,
+    title="Weights rounded once, transposed",
+    idea="Codes are turned in registers, and become weights there for 128 columns of X.",
+    source="PTX ISA: movmatrix; wgmma with A in registers; mixed operands as in Marlin (Frantar et "
+    "al., 2024)",
+    after="transposed_columns",
+    params={name: values for name, values in straight.RUNG.params.items()},
+    constraints=(
+        *straight.RUNG.constraints,
+        Constraint(
+            "strips of 128 columns, 128 rows a stage, by up to 128 columns of X",
+            lambda problem, params: (
+                params["tall"] == 1 and params["panels"] == 2 and params["columns"] <= 128
+            ),
+        ),
+    ),
+    accepts_quant=_takes,
+    steps=straight.steps("rounded_transposed"),
+    **modelled("quantized/rounded_transposed", straight.terms, _choices),
+)
