@@ -75,6 +75,36 @@ template <class TX, class TS> struct FloatRow {
 template <class TX, class TS, int BITS, bool ZEROS, bool FLOATS> struct RowOf { typedef Row<TX, TS, BITS, ZEROS> type; };
 template <class TX, class TS, int BITS, bool ZEROS> struct RowOf<TX, TS, BITS, ZEROS, true> { typedef FloatRow<TX, TS> type; };
 
+// The scales and zero points of four rows in one group of columns: asked for in two loads, ahead of what is made of them.
+template <class TX, class TS, int BITS, bool ZEROS, bool FLOATS = Float4<TS>::is> struct Quad {
+  ptx::Vec<TS, 4> scale;
+  ptx::Vec<float, 4> zero;
+  // Whether loads of four are allowed: `rows` in all.
+  static __device__ __forceinline__ bool whole(const QuantArgs& p, int rows) {
+    return p.scale_row && rows % 4 == 0 && ((u64)p.scales & (4 * sizeof(TS) - 1)) == 0 && (!ZEROS || ((u64)p.zeros & 15) == 0);
+  }
+  // there: beyond the last column, codes may be anything, and so beyond the last row; their weight is zero.
+  __device__ __forceinline__ void ask(const QuantArgs& p, int rows, int row, int group, bool there, bool in_fours) {
+    const i64 from = (i64)group * rows;
+    scale = {}, zero = {};
+    if (in_fours) {
+      if (there && row < rows) {
+        scale = ptx::ld_nc((const ptx::Vec<TS, 4>*)((const TS*)p.scales + from + row));
+        if constexpr (ZEROS) zero = ptx::ld_nc((const ptx::Vec<float, 4>*)((const float*)p.zeros + from + row));
+      }
+    } else
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (there && row + e < rows) {
+          const i64 at = p.scale_row ? from + row + e : 0;
+          scale[e] = ptx::ld_nc((const TS*)p.scales + at);
+          if constexpr (ZEROS) zero[e] = ptx::ld_nc((const float*)p.zeros + at);
+        }
+  }
+  // What makes weights in row e; high: the codes lie four bits higher.
+  __device__ __forceinline__ Pairs of(int e, bool high) const { return RowOf<TX, TS, BITS, ZEROS, FLOATS>::type::of(wide<float>(scale[e]), zero[e], high); }
+};
+
 // x by columns of 64 numbers, in the order that the codes of a tile have in registers (BITS 0: as they come): a warp has eight columns of
 // one panel, and lane 4 g + t writes two times 16 bytes of column g.
 template <class TX, int BITS, int N, int PANELS> __device__ __forceinline__ void turn(const QuantArgs& p) {
@@ -201,7 +231,7 @@ template <int STAGES> struct Bringers {
     const int at_once = min(STAGES, count);
 #pragma unroll 1
     for (int q = first; q < at_once; q += warps) ask_codes(q);
-    look_up(first, 0);
+    look_up();
 #pragma unroll 1
     for (int q = first; q < at_once; q += warps) make(q);
     ptx::pdl_wait();  // x lies in order

@@ -57,39 +57,35 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
       if (lane < HEIGHT / 16 && bytes > 0) ptx::bulk_load(ptx::smem_addr(codes + at * CODE_BYTES + lane * ROW_BYTES), own + (i64)tile * 512, bytes, bar);
     };
     const auto ask_x = [&](int q) { ask_for_x<X_BYTES>(room + q % STAGES * X_BYTES, x + (i64)q * X_BYTES, &full[q % STAGES]); };
-    // Scales and zero points of SET pieces of a row each, asked for before the set in front of them is made use of.
-    constexpr int ROWS = HEIGHT / 32, PIECES = SPLIT * ROWS, SET = PIECES < 8 ? PIECES : ROWS == 4 ? 8 : 4, SETS = PIECES / SET;
+    // Scales and zero points of SET times four rows, each asked for as soon as those in front of it are made use of.
+    typedef Quad<TX, TS, BITS, ZEROS> Four;
+    constexpr int ROWS = HEIGHT / 128, PIECES = SPLIT * ROWS, SET = PIECES < 4 ? PIECES : sizeof(TS) < 4 ? 4 : 2;
     const int groups = (int)p.groups, size = (int)p.group_size;
     const int shift = size & (size - 1) ? -1 : 31 - __clz(size);
-    TS scales[SET];
-    float zeros[SET];
-    const auto look_up = [&](int q, int set) {
-#pragma unroll
-      for (int e = 0; e < SET; ++e) {
-        const int piece = set * SET + e, column = (begin + q) * (TILES * COLUMNS) + piece / ROWS * (TILES * COLUMNS / SPLIT);
-        const int row = min(top + lane + piece % ROWS * 32, m - 1);
-        const i64 from = p.scale_row ? (i64)min(shift < 0 ? column / size : column >> shift, groups - 1) * m + row : 0;
-        const bool there = column < n;  // beyond, codes may be anything: their weight is zero
-        scales[e] = there ? ptx::ld_nc((const TS*)p.scales + from) : TS(0.f);
-        zeros[e] = ZEROS && there ? ptx::ld_nc((const float*)p.zeros + from) : 0.f;
-      }
+    const bool in_fours = Four::whole(p, m);
+    Four next[SET];
+    const auto look_up = [&](int q, int piece) {
+      const int column = (begin + q) * (TILES * COLUMNS) + piece / ROWS * (TILES * COLUMNS / SPLIT);
+      next[piece % SET].ask(p, m, top + 4 * lane + piece % ROWS * 128, min(shift < 0 ? column / size : column >> shift, groups - 1), column < n, in_fours);
     };
     const auto make = [&](int q) {
       const int at = q % STAGES;
 #pragma unroll
-      for (int set = 0; set < SETS; ++set) {
-        Pairs one[SET];
+      for (int piece = 0; piece < PIECES; ++piece) {
 #pragma unroll
-        for (int e = 0; e < SET; ++e) one[e] = Weights::of(wide<float>(scales[e]), zeros[e], lane & 8);
-        if (set + 1 < SETS) look_up(q, set + 1);
-        else look_up(q + WARPS, 0);
-#pragma unroll
-        for (int e = 0; e < SET; ++e) made[at][(set * SET + e) / ROWS][lane + (set * SET + e) % ROWS * 32] = one[e];
+        for (int e = 0; e < 4; e += 2) {  // two rows at a time
+          const Pairs a = next[piece % SET].of(e, lane & 2), b = next[piece % SET].of(e + 1, lane & 2);
+          *(Words*)&made[at][piece / ROWS][4 * lane + e + piece % ROWS * 128] = {{a[0], a[1], b[0], b[1]}};
+        }
+        look_up(piece + SET < PIECES ? q : q + WARPS, (piece + SET) % PIECES);
       }
       __syncwarp();
       if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&full[at]));
     };
-    Bringers<STAGES>::bring(first, count, empty, ask_codes, ask_x, look_up, make);
+    Bringers<STAGES>::bring(first, count, empty, ask_codes, ask_x, [&] {
+#pragma unroll
+      for (int piece = 0; piece < SET; ++piece) look_up(first, piece);
+    }, make);
     meet(), meet();
   } else {
     ptx::reg_alloc<224>();

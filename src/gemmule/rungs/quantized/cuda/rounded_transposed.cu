@@ -66,54 +66,47 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
       }
     };
     const auto ask_x = [&](int q) { ask_for_x<X_BYTES>(room + q % STAGES * X_BYTES, x + (i64)q * X_BYTES, &full[q % STAGES]); };
-    // Scales and zero points of SET times two rows, asked for before the set in front of them is made use of.
-    constexpr int PIECES = SPLIT * PANELS, SET = PIECES < 4 ? PIECES : 4, SETS_OF = PIECES / SET;
+    // Scales and zero points of SET times four rows, each asked for as soon as those in front of it are made use of.
+    typedef Quad<TX, TS, BITS, ZEROS> Four;
+    constexpr int SET = SPLIT < 4 ? SPLIT : sizeof(TS) < 4 ? 4 : 2;
     const int groups = (int)p.groups, size = (int)p.group_size;
-    TS scales[SET][2];
-    float zeros[SET][2];
-    const auto look_up = [&](int q, int set) {
-#pragma unroll
-      for (int e = 0; e < SET; ++e) {
-        const int piece = set * SET + e, row = (begin + q) * DEPTH + piece % PANELS * 64 + 2 * lane;
-        const int of = p.scale_row ? min((left + piece / PANELS * (WIDTH / SPLIT)) / size, groups - 1) : 0;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const i64 from = p.scale_row ? (i64)of * n + min(row + i, n - 1) : 0;
-          const bool there = row + i < n;  // beyond, codes may be anything: their weight is zero
-          scales[e][i] = there ? ptx::ld_nc((const TS*)p.scales + from) : TS(0.f);
-          zeros[e][i] = ZEROS && there ? ptx::ld_nc((const float*)p.zeros + from) : 0.f;
-        }
-      }
+    const bool in_fours = Four::whole(p, n);
+    Four next[SET];
+    const auto look_up = [&](int q, int piece) {
+      next[piece % SET].ask(p, n, (begin + q) * DEPTH + 4 * lane, min((left + piece * (WIDTH / SPLIT)) / size, groups - 1), true, in_fours);
     };
     const auto make = [&](int q) {
       const int at = q % STAGES;
 #pragma unroll
-      for (int set = 0; set < SETS_OF; ++set) {
-        Pairs one[SET][2];
+      for (int piece = 0; piece < SPLIT; ++piece) {
 #pragma unroll
-        for (int e = 0; e < 2 * SET; ++e) one[e / 2][e % 2] = Weights::of(wide<float>(scales[e / 2][e % 2]), zeros[e / 2][e % 2], lane & 4);
-        if (set + 1 < SETS_OF) look_up(q, set + 1);
-        else look_up(q + Bringers<STAGES>::warps, 0);
-#pragma unroll
-        for (int e = 0; e < SET; ++e) {
+        for (int e = 0; e < 4; e += 2) {  // two rows in a word
+          const Pairs a = next[piece % SET].of(e, lane & 2), b = next[piece % SET].of(e + 1, lane & 2);
           Words w;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) w[i] = __byte_perm(one[e][0][i / 2], one[e][1][i / 2], i % 2 ? 0x7632 : 0x5410);
-          made[at][(set * SET + e) / PANELS][(set * SET + e) % PANELS * 32 + lane] = w;
+          for (int i = 0; i < 4; ++i) w[i] = __byte_perm(a[i / 2], b[i / 2], i % 2 ? 0x7632 : 0x5410);
+          made[at][piece][2 * lane + e / 2] = w;
         }
+        look_up(piece + SET < SPLIT ? q : q + Bringers<STAGES>::warps, (piece + SET) % SPLIT);
       }
       __syncwarp();
       if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&full[at]));
     };
-    Bringers<STAGES>::bring(first, count, empty, ask_codes, ask_x, look_up, make);
+    Bringers<STAGES>::bring(first, count, empty, ask_codes, ask_x, [&] {
+#pragma unroll
+      for (int piece = 0; piece < SET; ++piece) look_up(first, piece);
+    }, make);
     meet(), meet();
   } else {
     ptx::reg_alloc<224>();
-    constexpr int HALVES = 4 / OF_WARP, STEPS = 4, BATCH = 2;  // warps of a tile; steps of a panel, of a turn
+    constexpr int HALVES = 4 / OF_WARP, STEPS = 4, BATCH = 2, APART = WIDTH + 4;  // warps of a tile; steps of a panel, of a turn; sums
     float d[SETS][N / 2] = {};
     const int tile = warp % 4 / HALVES, half = warp % HALVES;
-    const unsigned char* const own = codes + group * (DEPTH / 32) * ROW_BYTES + tile * 512 + lane * 16 + half * OF_WARP * 4;
+    int of_lane = group * (DEPTH / 32) * ROW_BYTES + tile * 512 + lane * 16 + half * OF_WARP * 4;
     const int piece = (tile * COLUMNS + Tile<BITS>::of_lane * (g / 2)) / (WIDTH / SPLIT);
+    int place = (group * N + 2 * t) * APART + tile * COLUMNS + Tile<BITS>::of_lane * (g / 2) + g % 2 + 4 * SETS * half;  // of sums
+    ptx::pin(of_lane), ptx::pin(place);  // else the compiler waits after each product
+    const unsigned char* const own = codes + of_lane;
     u32 a[2][BATCH][SETS][4] = {};  // what is multiplied, and what comes next
     int at = 0, parity = 0;
 #pragma unroll 1
@@ -173,24 +166,25 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
     }
     ptx::wgmma_wait<0>();
 
-    // The stages' room takes the sums, the second warpgroup's first. They are stored as floats, for a conversion of registers might be
-    // moved before the wait.
-    constexpr int APART = WIDTH + 4;
-    static_assert(N * APART * 4 <= STAGES * (X_BYTES + CODE_BYTES), "sums fit");
+    // The stages' room takes the sums of both warpgroups. They are stored as floats, for a conversion of registers might be moved before
+    // the wait, and behind no branch, for which the compiler would wait after each product.
+    static_assert(2 * N * APART * 4 <= STAGES * (X_BYTES + CODE_BYTES), "sums fit");
     float* const sums = (float*)room;
+    ptx::named_sync(1, 128 * GROUPS);  // all is multiplied
 #pragma unroll
-    for (int turn = 1; turn >= 0; --turn) {
-      ptx::named_sync(1, 128 * GROUPS);  // all is multiplied, or the others' sums are there
-      if (group == turn)
+    for (int i = 0; i < SETS; ++i) {
+      float* const to = sums + place + 4 * i;
 #pragma unroll
-        for (int i = 0; i < SETS; ++i) {
-          float* const to = sums + 2 * t * APART + tile * COLUMNS + Tile<BITS>::of_lane * (g / 2) + g % 2 + 4 * (SETS * half + i);
+      for (int j = 0; j < N / 2; ++j) to[(8 * (j / 4) + j % 2) * APART + j % 4 / 2 * 2] = d[i][j];
+    }
+    ptx::named_sync(1, 128 * GROUPS);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < N * APART / 4; i += 128 * GROUPS) {
+      ptx::Vec<float, 4> one = ((const ptx::Vec<float, 4>*)sums)[i];
+      const ptx::Vec<float, 4> other = ((const ptx::Vec<float, 4>*)(sums + N * APART))[i];
 #pragma unroll
-          for (int j = 0; j < N / 2; ++j) {
-            float& one = to[(8 * (j / 4) + j % 2) * APART + j % 4 / 2 * 2];
-            one = turn ? d[i][j] : one + d[i][j];
-          }
-        }
+      for (int e = 0; e < 4; ++e) one[e] += other[e];
+      ((ptx::Vec<float, 4>*)sums)[i] = one;
     }
     ptx::named_sync(1, 128 * GROUPS);
     meet();
