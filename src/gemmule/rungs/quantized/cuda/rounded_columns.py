@@ -31,7 +31,7 @@ from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
 _PANEL, _LINE = 64, 128  # stored columns of a panel; bytes of a column of x in it
 _LEAST_STAGES = 3
 _NAMES = ("tall", "columns", "cluster", "parts", "panels")
-SHAPES = (
+_SHAPES = (
     *((1, columns, cluster, 1, 2) for columns in (32, 64, 128, 256) for cluster in (1, 2)),
     *((1, columns, 1, parts, 2) for columns in (32, 64, 128) for parts in (4, 16)),
     *((1, 256, cluster, 1, 1) for cluster in (1, 2)),
@@ -178,7 +178,7 @@ RUNG = CudaRung(
     layouts_b=("row", "col", "strided"),
     arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0, inputs=problem.b),
     params={
-        name: tuple(dict.fromkeys(shape[i] for shape in SHAPES)) for i, name in enumerate(_NAMES)
+        name: tuple(dict.fromkeys(shape[i] for shape in _SHAPES)) for i, name in enumerate(_NAMES)
     },
     constraints=(
         fragments.FITS,
@@ -188,7 +188,7 @@ RUNG = CudaRung(
         ),
         Constraint(
             "one of the declared shapes",
-            lambda problem, params: tuple(params[name] for name in _NAMES) in SHAPES,
+            lambda problem, params: tuple(params[name] for name in _NAMES) in _SHAPES,
         ),
         Constraint(
             "whole sums where rows have factors",

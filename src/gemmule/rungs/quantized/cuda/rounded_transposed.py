@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Constraint, Machine, Params
+from gemmule.core.rung import Machine, Params
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import modelled
 from gemmule.rungs.quantized.cuda import rounded_columns as straight
@@ -43,16 +43,7 @@ RUNG = replace(
     source="PTX ISA: movmatrix; wgmma with A in registers; mixed operands as in Marlin (Frantar et "
     "al., 2024)",
     after="transposed_columns",
-    params={name: values for name, values in straight.RUNG.params.items()},
-    constraints=(
-        *straight.RUNG.constraints,
-        Constraint(
-            "strips of 128 columns, 128 rows a stage, by up to 128 columns of X",
-            lambda problem, params: (
-                params["tall"] == 1 and params["panels"] == 2 and params["columns"] <= 128
-            ),
-        ),
-    ),
+    params=straight.RUNG.params | {"tall": (1,), "columns": (32, 64, 128), "panels": (2,)},
     accepts_quant=_takes,
     steps=straight.steps("rounded_transposed"),
     **modelled("quantized/rounded_transposed", straight.terms, _choices),
