@@ -27,9 +27,11 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
   u64* const empty = full + STAGES;
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4, group = warp / 4;
   const int m = (int)p.m, n = (int)p.n, across = (n + COLUMNS - 1) / COLUMNS;
-  const Share<HEIGHT, N, SHARES> share(p);
-  const int top = share.top, count = (across + TILES * SHARES - 1) / (TILES * SHARES);
-  const int begin = share.rank * count;  // stages beyond the last column have no codes, and zeros for x
+  const int passes = ((int)p.columns + N - 1) / N, down = (m + HEIGHT - 1) / HEIGHT;
+  const int rank = blockIdx.x % SHARES, place = blockIdx.x / SHARES, count = (across + TILES * SHARES - 1) / (TILES * SHARES);
+  const int first_row = place / (GROUPED * passes) * GROUPED, there = place % (GROUPED * passes), high = min(down - first_row, GROUPED);
+  const int top = (first_row + there % high) * HEIGHT, pass = there / high;
+  const int begin = rank * count;  // stages beyond the last column have no codes, and zeros for x
 
   if (threadIdx.x < STAGES) ptx::mbar_init(ptx::smem_addr(&full[threadIdx.x]), 1), ptx::mbar_init(ptx::smem_addr(&empty[threadIdx.x]), 4 * GROUPS);
   ptx::mbar_fence_init();
@@ -40,13 +42,15 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
   };
   if (group == GROUPS) {
     ptx::reg_dealloc<56>();
-    constexpr int WARPS = Bringers<STAGES>::warps;
+    // Each warp brings whole stages, always the same of the ring: who waits for a stage's next phase has seen the one before end.
+    constexpr int WARPS = STAGES % 4 == 0 ? 4 : STAGES % 3 == 0 ? 3 : 2;
+    static_assert(STAGES % WARPS == 0, "a stage is always for the same warp");
     const int first = warp - 4 * GROUPS;
     if (first >= WARPS) {
       meet(), meet();
       return;
     }
-    const unsigned char* const x = (const unsigned char*)p.work + ((i64)share.pass * SHARES * count + begin) * X_BYTES;
+    const unsigned char* const x = (const unsigned char*)p.work + ((i64)pass * SHARES * count + begin) * X_BYTES;
     const int tile_row = min(top / 16 + min(lane, HEIGHT / 16 - 1), (m + 15) / 16 - 1);
     const unsigned char* const own = p.codes ? (const unsigned char*)p.codes + (i64)tile_row * across * 512 : nullptr;
     const auto ask_codes = [&](int q) {
@@ -56,36 +60,57 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
       __syncwarp();
       if (lane < HEIGHT / 16 && bytes > 0) ptx::bulk_load(ptx::smem_addr(codes + at * CODE_BYTES + lane * ROW_BYTES), own + (i64)tile * 512, bytes, bar);
     };
-    const auto ask_x = [&](int q) { ask_for_x<X_BYTES>(room + q % STAGES * X_BYTES, x + (i64)q * X_BYTES, &full[q % STAGES]); };
-    // Scales and zero points of SET times four rows, each asked for as soon as those in front of it are made use of.
-    typedef Quad<TX, TS, BITS, ZEROS> Four;
-    constexpr int ROWS = HEIGHT / 128, PIECES = SPLIT * ROWS, SET = PIECES < 4 ? PIECES : sizeof(TS) < 4 ? 4 : 2;
+    const auto ask_x = [&](int q) {
+      const int at = q % STAGES;
+      constexpr int COPIES = (X_BYTES + 32767) / 32768, EACH = X_BYTES / COPIES;
+      if (lane < COPIES) ptx::bulk_load(ptx::smem_addr(room + at * X_BYTES + lane * EACH), x + (i64)q * X_BYTES + lane * EACH, EACH, ptx::smem_addr(&full[at]));
+    };
+    // Scales and zero points of SET pieces of a row each, asked for before the set in front of them is made use of.
+    constexpr int ROWS = HEIGHT / 32, PIECES = SPLIT * ROWS, SET = PIECES < 8 ? PIECES : ROWS == 4 ? 8 : 4, SETS = PIECES / SET;
     const int groups = (int)p.groups, size = (int)p.group_size;
     const int shift = size & (size - 1) ? -1 : 31 - __clz(size);
-    const bool in_fours = Four::whole(p, m);
-    Four next[SET];
-    const auto look_up = [&](int q, int piece) {
-      const int column = (begin + q) * (TILES * COLUMNS) + piece / ROWS * (TILES * COLUMNS / SPLIT);
-      next[piece % SET].ask(p, m, top + 4 * lane + piece % ROWS * 128, min(shift < 0 ? column / size : column >> shift, groups - 1), column < n, in_fours);
+    TS scales[SET];
+    float zeros[SET];
+    const auto look_up = [&](int q, int set) {
+#pragma unroll
+      for (int e = 0; e < SET; ++e) {
+        const int piece = set * SET + e, column = (begin + q) * (TILES * COLUMNS) + piece / ROWS * (TILES * COLUMNS / SPLIT);
+        const int row = min(top + lane + piece % ROWS * 32, m - 1);
+        const i64 from = p.scale_row ? (i64)min(shift < 0 ? column / size : column >> shift, groups - 1) * m + row : 0;
+        const bool there = column < n;  // beyond, codes may be anything: their weight is zero
+        scales[e] = there ? ptx::ld_nc((const TS*)p.scales + from) : TS(0.f);
+        zeros[e] = ZEROS && there ? ptx::ld_nc((const float*)p.zeros + from) : 0.f;
+      }
     };
     const auto make = [&](int q) {
       const int at = q % STAGES;
 #pragma unroll
-      for (int piece = 0; piece < PIECES; ++piece) {
+      for (int set = 0; set < SETS; ++set) {
+        Pairs one[SET];
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {  // two rows at a time
-          const Pairs a = next[piece % SET].of(e, lane & 2), b = next[piece % SET].of(e + 1, lane & 2);
-          *(Words*)&made[at][piece / ROWS][4 * lane + e + piece % ROWS * 128] = {{a[0], a[1], b[0], b[1]}};
-        }
-        look_up(piece + SET < PIECES ? q : q + WARPS, (piece + SET) % PIECES);
+        for (int e = 0; e < SET; ++e) one[e] = Weights::of(wide<float>(scales[e]), zeros[e], lane & 8);
+        if (set + 1 < SETS) look_up(q, set + 1);
+        else look_up(q + WARPS, 0);
+#pragma unroll
+        for (int e = 0; e < SET; ++e) made[at][(set * SET + e) / ROWS][lane + (set * SET + e) % ROWS * 32] = one[e];
       }
       __syncwarp();
       if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&full[at]));
     };
-    Bringers<STAGES>::bring(first, count, empty, ask_codes, ask_x, [&] {
-#pragma unroll
-      for (int piece = 0; piece < SET; ++piece) look_up(first, piece);
-    }, make);
+    const int at_once = min(STAGES, count);
+#pragma unroll 1
+    for (int q = first; q < at_once; q += WARPS) ask_codes(q);
+    look_up(first, 0);
+#pragma unroll 1
+    for (int q = first; q < at_once; q += WARPS) make(q);
+    ptx::pdl_wait();  // x lies in order
+#pragma unroll 1
+    for (int q = first; q < at_once; q += WARPS) ask_x(q);
+#pragma unroll 1
+    for (int q = STAGES + first; q < count; q += WARPS) {
+      ptx::mbar_wait(ptx::smem_addr(&empty[q % STAGES]), q / STAGES % 2 ^ 1);
+      ask_codes(q), ask_x(q), make(q);
+    }
     meet(), meet();
   } else {
     ptx::reg_alloc<224>();
@@ -154,7 +179,7 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
 
     // The stages' room takes the sums, and each block of the cluster adds up a share of the rows. They are stored as floats, for a
     // conversion of registers might be moved before the wait.
-    constexpr int APART = HEIGHT + 4;  // four lanes that hold a row write to different banks
+    constexpr int MINE = HEIGHT / CLUSTER, APART = HEIGHT + 4;  // four lanes that hold a row write to different banks
     static_assert(N * APART * 4 <= STAGES * (X_BYTES + CODE_BYTES), "sums fit");
     float* const sums = (float*)room;
     ptx::named_sync(1, 128 * GROUPS);  // all is multiplied
@@ -166,7 +191,19 @@ __global__ void __launch_bounds__(384, 1) rounded_columns(const QuantArgs p) {
     }
     ptx::named_sync(1, 128 * GROUPS);
     meet();
-    give<TY, TS, HEIGHT, N, CLUSTER, PARTS, PANELS, APART, 128 * GROUPS>(p, share, sums);
+    if constexpr (PARTS > 1) {  // a launch behind this one adds them up
+      const i64 high_all = (i64)down * HEIGHT;
+      float* const to = parts_of<N, PANELS, SHARES>(p) + ((i64)rank * passes + pass) * N * high_all + top;
+#pragma unroll 4
+      for (int i = threadIdx.x; i < N * HEIGHT / 4; i += 128 * GROUPS) {
+        const int c = i / (HEIGHT / 4), row = i % (HEIGHT / 4) * 4;
+        *(ptx::Vec<float, 4>*)(to + c * high_all + row) = *(const ptx::Vec<float, 4>*)(sums + c * APART + row);
+      }
+      return;
+    }
+    const int columns = min((int)p.columns - pass * N, N), rows = min(m - top - rank * MINE, MINE);
+    if (p.y_step == 1) deliver<TY, TS, N, MINE, CLUSTER, APART, 128 * GROUPS, true>(p, sums + rank * MINE, top + rank * MINE, pass * N, rows, columns);
+    else deliver<TY, TS, N, MINE, CLUSTER, APART, 128 * GROUPS, false>(p, sums + rank * MINE, top + rank * MINE, pass * N, rows, columns);
     meet();  // nobody leaves while others read
   }
 }
