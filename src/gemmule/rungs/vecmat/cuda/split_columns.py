@@ -15,6 +15,7 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
+    COMPLEX_SIGNATURES,
     CTYPE,
     FLOAT8_SIGNATURES,
     STREAMED_SIGNATURES,
@@ -74,7 +75,7 @@ RUNG = CudaRung(
     title="Split columns",
     idea="Many blocks share the rows of a strip; a second kernel adds their sums in fixed order.",
     source="split-K, deterministic: a workspace and a fixed-order reduction",
-    signatures=(*STREAMED_SIGNATURES, *FLOAT8_SIGNATURES),
+    signatures=(*STREAMED_SIGNATURES, *FLOAT8_SIGNATURES, *COMPLEX_SIGNATURES),
     arithmetic=sums(_chain),
     layouts=("col",),
     after="block_columns",
@@ -82,6 +83,7 @@ RUNG = CudaRung(
     params={"lanes": (32, 8, 256), "unroll": (8, 4), "splits": SPLITS},
     constraints=(
         stream.FITS,
+        stream.WHOLE,
         stream.UNITS_OF_ROWS,
         Constraint(
             "an even number of splits for unaligned rows of bytes",
