@@ -233,7 +233,7 @@ def test_float32_is_never_tf32_unless_asked_for() -> None:
     halves = {"a": "float16", "b": "float16", "out": "float16"}
     assert told(**halves, precision="tf32").compute == "float32"
     every = {"float32": 68, "tf32": 77, "float64": 70, "complex64": 68, "complex128": 70}
-    assert cublas.COMPUTE_TYPES == every
+    assert every == cublas.COMPUTE_TYPES
 
 
 def test_tf32_is_used_where_it_is_asked_for(fake: FakeCublas) -> None:
