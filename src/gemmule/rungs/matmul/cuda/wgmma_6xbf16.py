@@ -22,6 +22,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, same
 from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, modelled
+from gemmule.rungs._cuda.stream import ALONE
 from gemmule.rungs._cuda.terms import rounds
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
@@ -129,6 +130,7 @@ RUNG = CudaRung(
     constraints=(
         half_tiles.ALIGNED,
         half_tiles.COUNTED,
+        ALONE,
         Constraint("the longer side's matrix along the sum, of whole fours", _reads_along),
         Constraint(
             "no precision='ieee', which means plain multiply-adds",
