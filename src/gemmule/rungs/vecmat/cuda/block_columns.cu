@@ -2,7 +2,6 @@
 // excerpt turn of column_stream.cuh
 // counters: sectors a load request; occupancy, %; warp instructions, millions
 #include "column_stream.cuh"
-#include "complex.cuh"
 
 // With 768 threads on a multiprocessor a thread has 80 registers: 8 vectors under way, the sums, the addresses; with
 // 1024, 64 registers and 4 vectors.

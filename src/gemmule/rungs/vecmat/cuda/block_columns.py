@@ -17,7 +17,6 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
-    COMPLEX_SIGNATURES,
     STREAMED_SIGNATURES,
     instance,
     lies,
@@ -62,14 +61,13 @@ RUNG = CudaRung(
     title="Block columns",
     idea="A lane sums one 16-byte vector of columns; a block walks all rows of its strip.",
     source="column panels as in BLAS",
-    signatures=(*STREAMED_SIGNATURES, *COMPLEX_SIGNATURES),
+    signatures=STREAMED_SIGNATURES,
     arithmetic=sums(_chain),
     layouts=("col",),
     after="block_multiply",
     params={"lanes": (8, 2, 4, 32, 1, 256), "threads": (512, 256, 1024)},
     constraints=(
         stream.FITS,
-        stream.WHOLE,
         stream.UNITS_OF_ROWS,
         Constraint(
             "256 threads for 256 lanes",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemmule.core.device_model import Terms
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import COMPLEX, ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
@@ -53,6 +53,8 @@ def _chain(problem: Problem, params: Params) -> int:
 
 SPLITS = (8, *range(4, 8), *range(9, 33), 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
+COMPLEX_SPLITS = (8, 16, 32, 64)
+
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     return (p for p in RUNG.space(problem) if p["unroll"] == 4 and p["lanes"] < 256)
@@ -89,6 +91,13 @@ RUNG = CudaRung(
             "an even number of splits for unaligned rows of bytes",
             lambda problem, params: (
                 problem.alignment == 16 or ITEMSIZE[problem.a] > 1 or params["splits"] % 2 == 0
+            ),
+        ),
+        Constraint(
+            "4 loads in flight a lane and 8, 16, 32 or 64 splits of complex numbers",
+            lambda problem, params: (
+                problem.a not in COMPLEX
+                or (params["unroll"] == 4 and params["splits"] in COMPLEX_SPLITS)
             ),
         ),
         Constraint(
