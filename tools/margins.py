@@ -46,7 +46,7 @@ NARROW, LARGE = (64, 256), (2048, 8192)
 # Of halves: few rows by a large matrix, and rows that begin at multiples of 8, 4 and 2 bytes.
 ROWS, DEEP = (16, 32, 64), (2048, 4096, 8192, 16384)
 HALVES = ((1020, 4092), (1022, 4094), (1023, 4093))
-COMPLEX = (512, 2048, 4096)
+COMPLEX = (1024, 4096)
 
 
 def problems() -> Iterator[Problem]:
