@@ -66,8 +66,8 @@ def problems() -> Iterator[Problem]:
             "matmul", m, n, k, a=dtype, b=dtype, out=dtype, layout_a=layout_a, layout_b=layout_b
         )
     for (m, k, n), (a, b) in itertools.product(itertools.product(COMPLEX, repeat=3), LAYOUTS):
-        dtypes = dict.fromkeys(("a", "b", "out"), "complex64")
-        yield Problem("matmul", m, n, k, **dtypes, layout_a=a, layout_b=b)
+        kind = "complex64"
+        yield Problem("matmul", m, n, k, a=kind, b=kind, out=kind, layout_a=a, layout_b=b)
     # Few rows by a large matrix along the sum.
     for dtype, m, k, n in itertools.product(("float16", "bfloat16"), ROWS, DEEP, DEEP):
         yield Problem("matmul", m, n, k, a=dtype, b=dtype, out=dtype, layout_b="col")

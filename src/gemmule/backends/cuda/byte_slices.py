@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, launch_args, nvrtc, starter
+from gemmule.backends.cuda import driver, launch_args, nvrtc
 from gemmule.backends.cuda.launch import CudaBackend, Launcher
+from gemmule.backends.cuda.starter import Start, loaded
+from gemmule.backends.cuda.starter import starter as starter_of
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand, View
@@ -197,18 +199,18 @@ class BySlices:
 
         return start
 
-    def _around(self, ordinal: int) -> Iterator[starter.Start]:
+    def _around(self, ordinal: int) -> Iterator[Start]:
         """Yield what starts the kernels before the products, and the one behind."""
         arch = driver.device_info(ordinal).arch
         structs = packed(self.problem, self.call)
         for step, arguments, end in zip(steps(self.problem), structs, ("", "", "2Q"), strict=True):
             module = nvrtc.compile_file(SOURCE, (step.kernel,), arch)
-            kernels = starter.loaded(module, (step,), arguments, ordinal)
-            yield starter.starter(kernels, "QQ0s0s", end)
+            kernels = loaded(module, (step,), arguments, ordinal)
+            yield starter_of(kernels, "QQ0s0s", end)
 
-    def _products(self, ordinal: int) -> Iterator[tuple[starter.Start, int, int, int]]:
+    def _products(self, ordinal: int) -> Iterator[tuple[Start, int, int, int]]:
         """Yield what starts each power's product, and where its operands and its sums lie."""
-        machine, launches = CudaBackend().machine(f"cuda:{ordinal}"), dict[int, starter.Start]()
+        machine, launches = CudaBackend().machine(f"cuda:{ordinal}"), dict[int, Start]()
         width = line(self.problem)
         for number, power in enumerate(powers(self.problem)):
             if power.lines not in launches:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, launch_args, nvrtc, starter
+from gemmule.backends.cuda import driver, launch_args, nvrtc
 from gemmule.backends.cuda.launch import CudaBackend, Launcher
 from gemmule.backends.cuda.library import rescale
+from gemmule.backends.cuda.starter import Start, loaded
+from gemmule.backends.cuda.starter import starter as starter_of
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Ints, Operand, View, c_strides
@@ -70,8 +72,8 @@ class Parts:
 def parts(problem: Problem, call: Call) -> Parts:
     """Return how a product of complex64 is one of float32; C lies by rows or by columns."""
     inside = len(call.outer)
-    steps = [view.strides[inside:] for view in (call.a, call.b, call.out)]
-    steps = [(*step[-2:], step[0] if problem.batch > 1 else 0) for step in steps]
+    seen = [view.strides[inside:] for view in (call.a, call.b, call.out)]
+    steps = [(step[-2], step[-1], step[0] if problem.batch > 1 else 0) for step in seen]
     exchanged = problem.layout_out == "col"
     alone = (1 if problem.shared_a else problem.batch, 1 if problem.shared_b else problem.batch)
     if exchanged:
@@ -87,7 +89,7 @@ def parts(problem: Problem, call: Call) -> Parts:
     real = real_problem(problem)
     of_left = (left.rows * left.columns, left.columns) if copied else (left.steps[2], left.steps[0])
     of_right = c_strides((right.batch, 2 * right.rows, 2 * right.columns))
-    seen = replace(
+    by_parts = replace(
         call,
         problem=real,
         a=_view(real, (real.m, real.k), (2 * of_left[0], 2 * of_left[1], 1), left.batch),
@@ -95,7 +97,7 @@ def parts(problem: Problem, call: Call) -> Parts:
         out=_view(real, (real.m, real.n), (2 * out[2], 2 * out[0], 1), problem.batch),
         outer=(),
     )
-    return Parts(left, right, copied, exchanged, real, seen)
+    return Parts(left, right, copied, exchanged, real, by_parts)
 
 
 def real_problem(problem: Problem) -> Problem:
@@ -148,7 +150,7 @@ class ByParts:
         self.parts, self.rung, self.params = parts(problem, call), rung, params
         views, dtypes = (call.a, call.b, call.out), (problem.a, problem.b, problem.out)
         self.offsets = launch_args.offsets(call.outer, views, dtypes)
-        self._on: dict[int, tuple[Launcher, starter.Start]] = {}
+        self._on: dict[int, tuple[Launcher, Start]] = {}
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Start the product on operands of the prepared forms: out = alpha A b + beta out."""
@@ -178,11 +180,11 @@ class ByParts:
         laid_out = sum(side.nbytes(turned=turned) for side, turned in _copies(self.parts))
         return laid_out + -(-self._ready(ordinal)[0].workspace // PLACE) * PLACE
 
-    def starter(self, ordinal: int) -> starter.Start:
+    def starter(self, ordinal: int) -> Start:
         """Return ``start(stream, a, b, result, work)``, everything loaded."""
         return self._ready(ordinal)[1]
 
-    def _ready(self, ordinal: int) -> tuple[Launcher, starter.Start]:
+    def _ready(self, ordinal: int) -> tuple[Launcher, Start]:
         found = self._on.get(ordinal)
         if found is None:
             machine = CudaBackend().machine(f"cuda:{ordinal}")
@@ -192,7 +194,7 @@ class ByParts:
             found = self._on[ordinal] = launcher, self._starter(ordinal, launcher)
         return found
 
-    def _starter(self, ordinal: int, launcher: Launcher) -> starter.Start:
+    def _starter(self, ordinal: int, launcher: Launcher) -> Start:
         made = self.parts
         lay_out = _laying_out(made.right, ordinal, turned=True)
         copy = _laying_out(made.left, ordinal, turned=False) if made.copied else None
@@ -217,5 +219,5 @@ def _laying_out(side: Side, ordinal: int, *, turned: bool) -> Callable[[int, int
     step, packed = side.step(turned=turned), side.packed()
     arch = driver.device_info(ordinal).arch
     module = nvrtc.compile_file(SOURCE, (step.kernel,), arch)
-    start = starter.starter(starter.loaded(module, (step,), packed, ordinal), "QQ0s0s")
+    start = starter_of(loaded(module, (step,), packed, ordinal), "QQ0s0s")
     return lambda stream, source, target: start(stream, source, target, b"", b"")
