@@ -26,7 +26,7 @@ from gemmule.rungs._cuda.stream import ALONE
 from gemmule.rungs._cuda.terms import rounds
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
-HEIGHT, THREADS, PLANES, ALL = 128, 288, 3, 256  # as in the kernels
+HEIGHT, THREADS, PLANES, ALL = 128, 384, 3, 256  # as in the kernels
 SHARED_BYTES = 200 * 1024
 MOST_STAGES, PASS_BLOCKS = 8, 8
 MOST_NARROW = 512  # columns, or rows, beside a wide matrix
