@@ -124,6 +124,8 @@ def _edges(
         if rung.op == "grouped":  # whole vectors and groups, at any other size
             whole = {"k": ceil_div(problem.k, 32) * 32, "n": ceil_div(problem.n, 8) * 8}
             changes.append({"alignment": 16, **whole})
+        if rung.op == "matmul" and problem.k % 4 and not rung.quantized:
+            changes.append({"alignment": 16, "k": ceil_div(problem.k, 4) * 4})
         if 0 < problem.k < 64 and not rung.quantized:
             changes.append({"k": problem.k + 64})
         changed = (replace(problem, **one) if one else problem for one in changes)
