@@ -12,8 +12,8 @@ The narrow matrix is taken apart by a kernel in front, which lays it out as shar
 Some blocks share a tile's sum, so that the whole chip reads; a kernel behind adds their parts. It
 computes anew what is not finite: an infinity has no parts.
 
-With 128 columns a thread's sums and parts take more than the 168 registers that it has, and some lie
-in memory.
+With 128 columns a thread's sums and parts take more than the 168 registers that it has, and some
+lie in memory.
 """
 
 from __future__ import annotations
