@@ -46,6 +46,9 @@ class Tensor:
     def is_neg(self) -> bool:
         return self.negated
 
+    def is_conj(self) -> bool:
+        return False
+
     def numel(self) -> int:
         size = 1
         for one in self.shape:

@@ -308,7 +308,7 @@ def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Ch
 
 def _refusal(rung: Rung, problem: Problem, machine: Machine) -> str | None:
     """Return why a rung does not compute a problem on a machine, or None when it does."""
-    if isinstance(rung, CudaRung) and not rung.runs_on(machine.arch):
+    if isinstance(rung, CudaRung | LibraryRung) and not rung.runs_on(machine.arch):
         return f"its kernels are for {', '.join(rung.archs)}, and {machine.name} is {machine.arch}"
     return rung.refusal(problem)
 

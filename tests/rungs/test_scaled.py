@@ -29,8 +29,8 @@ SCALING = [rung for rung in cuda_rungs() if rung.scaled]
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 
 
-def test_two_rungs_scale() -> None:
-    assert {rung.name for rung in SCALING} == {"wgmma_int8", "wgmma_float8"}
+def test_these_rungs_scale() -> None:
+    assert {rung.name for rung in SCALING} == {"wgmma_int8", "wgmma_float8", "wgmma_split_bytes"}
 
 
 @needs_emulator

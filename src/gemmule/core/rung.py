@@ -365,7 +365,8 @@ class LibraryRung(Rung):
     """A product of a library for GPUs: ``bind(problem, call, params) -> run(a, b, out, ...)``.
 
     `spec` is what the library is told of a product, a frozen dataclass. `available` says what is
-    missing for it on this machine, or None. `workspace`: bytes beside the library's.
+    missing for it on this machine, or None. `workspace`: bytes beside the library's. Also where a
+    kernel of another rung stands for the library: `archs` are then those that it runs on.
     """
 
     backend: ClassVar[str] = "cuda"
@@ -374,6 +375,11 @@ class LibraryRung(Rung):
     bind: Callable[[Problem, Call, Params], Callable[..., None]]
     available: Callable[[], str | None]
     workspace: Callable[[Problem, Params], int] = lambda problem, params: 0
+    archs: tuple[str, ...] = architectures.LISTED
+
+    def runs_on(self, arch: str) -> bool:
+        """Tell whether a device of an architecture, listed or not, has what it needs."""
+        return self.archs == architectures.LISTED or architectures.like(arch) in self.archs
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` on this machine, or None when it does."""
