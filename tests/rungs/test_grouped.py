@@ -398,6 +398,8 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch_calls, "maker", device_tensors.maker)
     a, w = operands("float16", k=128, n=48)
     wanted = gm.grouped_matmul(a, w, ENDS)[:48]
+    stacks = [gm.quantize_experts(w.astype("f4"), bits=bits, group_size=32) for bits in (4, 8)]
+    coded = [(stack, gm.grouped_matmul(a, stack, ENDS)[:48]) for stack in stacks]
 
     def multiply() -> None:
         left, right, ends = (Tensor(gm.asarray(one, device="cuda:1")) for one in (a, w, ENDS))
@@ -441,6 +443,14 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
             judge(*given, straight=False)
         right.negated = True  # its memory holds other numbers
         judge(left, right, ends, straight=False)
+        for stack, of_codes in coded:  # alike in all but their codes
+            for _ in range(2):
+                there = grouped.of_tensors(left, stack.to("cuda"), ends, grouped.DEFAULT)
+                assert isinstance(there, Tensor)
+                host = gm.asarray(there.array, device="cpu")[:48].astype("f8")
+                np.testing.assert_allclose(host, of_codes, rtol=2.0**-9, atol=2.0**-4)
+        current[0] = 1
+        assert grouped.of_tensors(left, stack.to("cuda"), ends, grouped.DEFAULT) is None
 
     with emulated(1):
         multiply()
