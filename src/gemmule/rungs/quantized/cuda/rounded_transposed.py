@@ -44,7 +44,7 @@ RUNG = replace(
     # 4-bit floats are right under the emulator; a GPU takes them as codes of 8 bits as long as one
     # rung of theirs is not proved.
     signatures=tuple(s for s in straight.RUNG.signatures if s not in fragments.FLOATS),
-    params=straight.RUNG.params | {"tall": (1,), "columns": (32, 64, 128), "panels": (2,)},
+    params={**straight.RUNG.params, "tall": (1,), "columns": (32, 64, 128), "panels": (2,)},
     accepts_quant=_takes,
     steps=straight.steps("rounded_transposed"),
     **modelled("quantized/rounded_transposed", straight.terms, _choices),
