@@ -138,6 +138,7 @@ def of_tensors(a: Any, w: Any, ends: Any, options: Options, out: Any = None) -> 
     tensor = torch.Tensor
     if type(a) is not tensor or type(ends) is not tensor:
         return None
+    matrices: tuple[Any, ...]
     if type(w) is QuantizedStack:
         matrices = w.matrix.kept(quantized_form), w.experts, w.device
     elif type(w) in (tensor, torch.nn.Parameter):
