@@ -36,7 +36,8 @@ class Tensor:
         return strides
 
     def get_device(self) -> int:
-        return 0
+        ordinal: int = self.array.ordinal
+        return ordinal
 
     def data_ptr(self) -> int:
         pointer: int = self.array.pointer
@@ -44,6 +45,9 @@ class Tensor:
 
     def is_neg(self) -> bool:
         return self.negated
+
+    def is_conj(self) -> bool:
+        return False
 
     def numel(self) -> int:
         size = 1

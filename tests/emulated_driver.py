@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from unittest import mock
 from cuda_emulation import encoded, sampled_kernels
 from cuemu.build import Module, compile_cu
 from fake_cublas import installed
-from fake_driver import FakeDriver
+from fake_driver import FakeDriver, _Names
 from gemmule.backends.cuda import driver, nvrtc, starter, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.convert import CTYPE
@@ -62,10 +63,10 @@ OUTSIDE_RUNGS = {
 
 
 class EmulatedDriver(FakeDriver):
-    """`FakeDriver` with kernels that run."""
+    """`FakeDriver` with kernels that run, on the device whose memory they are given."""
 
     def __init__(self, seed: int = 0) -> None:
-        super().__init__(devices=1, free_bytes=1 << 32)
+        super().__init__(devices=2, free_bytes=1 << 32)
         self.seed = seed
         self.kernels: list[tuple[Module, str]] = []
 
@@ -92,6 +93,10 @@ class EmulatedDriver(FakeDriver):
             address = ctypes.c_void_p.from_address(params + 8 * i).value
             assert address is not None
             args.append(ctypes.string_at(address, size))
+        words = {w for one in args for (w,) in struct.iter_unpack("<Q", one[: len(one) // 8 * 8])}
+        owners = {self.owner.get(one, 0) for one in self.memory if one in words}
+        current = {self.contexts[-1] - 1000} if self.contexts else {min(owners, default=0)}
+        assert owners <= current, f"{name} was given memory of {owners}"
 
         def run() -> None:
             module.launch(
@@ -115,6 +120,49 @@ class Poisoned(EmulatedDriver):
         return result
 
 
+class TimedDriver(EmulatedDriver):
+    """An emulated device with events, 2 ns from one to the next, and page-locked memory."""
+
+    CUstream_flags = CUstreamCaptureMode = _Names()
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.pinned: dict[int, Any] = {}
+        self.events: set[int] = set()
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
+        self.events.add(len(self.events) + 1)
+        return self._answer("cuEventCreate", len(self.events))
+
+    def cuEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:
+        return self._answer("cuEventRecord")
+
+    def cuEventSynchronize(self, event: int) -> tuple[Any, ...]:
+        return self._answer("cuEventSynchronize")
+
+    def cuEventElapsedTime(self, before: int, after: int) -> tuple[Any, ...]:
+        assert before != after
+        return self._answer("cuEventElapsedTime", 2e-6)
+
+    def cuEventDestroy(self, event: int) -> tuple[Any, ...]:
+        return self._answer("cuEventDestroy")
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer whatever streams and graphs are asked for: launched kernels have run by then."""
+        if name.startswith(("cuStream", "cuGraph")):
+            return lambda *_: self._answer(name, 1)
+        raise AttributeError(name)
+
+    def cuMemAllocHost(self, nbytes: int) -> tuple[Any, ...]:
+        block = (ctypes.c_uint8 * nbytes)()
+        self.pinned[ctypes.addressof(block)] = block
+        return self._answer("cuMemAllocHost", ctypes.addressof(block))
+
+    def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
+        del self.pinned[address]
+        return self._answer("cuMemFreeHost")
+
+
 def _compile_file(
     path: Path, names: tuple[str, ...], arch: str, defines: tuple[str, ...] = ()
 ) -> nvrtc.Module:
@@ -133,7 +181,7 @@ def _compile_file(
 def emulated(
     seed: int = 0, kind: type[EmulatedDriver] = EmulatedDriver
 ) -> Iterator[EmulatedDriver]:
-    """Give the CUDA back end one device, on which kernels are emulated; undone afterwards."""
+    """Give the CUDA back end two devices, on which kernels are emulated; undone afterwards."""
     nvrtc.cuda_core()  # which takes the real driver's types when it is first imported
     stand_in = kind(seed)
     with contextlib.ExitStack() as undo:

@@ -21,10 +21,22 @@ from gemmule.core.problem import numpy_dtype
 
 P, INT, N = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 LONG, STEP = ctypes.c_uint64, ctypes.c_int64
-C_TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}
-SCALES = {68: 0, 77: 0, 70: 1}  # the type of scalars that goes with each type of sums
+C_TYPES = {
+    0: "float32",
+    1: "float64",
+    2: "float16",
+    4: "complex64",
+    5: "complex128",
+    14: "bfloat16",
+}
+SCALES = {68: (0, 4), 77: (0, 4), 70: (1, 5)}  # the types of scalars that go with each type of sums
 FIRST = 77  # what the opaque algorithm of rank 0 holds
 SUCCESS, INVALID, UNSUPPORTED = 0, 7, 15
+
+
+def _number(address: int, dtype: np.dtype[Any]) -> Any:
+    memory = (ctypes.c_uint8 * dtype.itemsize).from_address(address)
+    return np.frombuffer(memory, dtype)[0].item()
 
 
 @dataclass
@@ -118,7 +130,7 @@ class FakeCublas:
 
     def _MatmulDescCreate(self, target: int, compute: int, scale: int) -> int:
         self._new(target, Product(compute, scale))
-        return SUCCESS if SCALES[compute] == scale else INVALID
+        return SUCCESS if scale in SCALES[compute] else INVALID
 
     def _MatmulDescSetAttribute(self, product: int, which: int, value: int, size: int) -> int:
         self.things[product].turned[which] = ctypes.c_int32.from_address(value).value
@@ -190,16 +202,18 @@ class FakeCublas:
         assert size == self.workspace
         assert (work != 0) == (size != 0)
         assert (old, of_old) == (result, of_result)
-        scalar = {0: ctypes.c_float, 1: ctypes.c_double}[told.scale]
-        scale, keep = (scalar.from_address(at).value for at in (scale_at, keep_at))
-        a, b = (one.view(at).astype(np.float64) for one, at in ((left, first), (right, second)))
+        assert (told.scale in (4, 5)) == left.dtype.startswith("complex")
+        scalar = numpy_dtype(C_TYPES[told.scale])
+        scale, keep = (_number(at, scalar) for at in (scale_at, keep_at))
+        wide = np.complex128 if scalar.kind == "c" else np.float64
+        a, b = (one.view(at).astype(wide) for one, at in ((left, first), (right, second)))
         a = a.swapaxes(1, 2) if told.turned[3] else a
         b = b.swapaxes(1, 2) if told.turned[4] else b
         target = out.view(result)
         with np.errstate(all="ignore"):
             value = scale * (a @ b)
             if keep != 0:
-                value = value + keep * target.astype(np.float64)
+                value = value + keep * target.astype(wide)
             target[...] = value.astype(target.dtype)
         self.calls.append((stream, work))
 

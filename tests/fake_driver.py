@@ -60,7 +60,7 @@ class FakeDriver:
     CUdevice_attribute = CUpointer_attribute = CUfunction_attribute = _Names()
 
     def __init__(self, devices: int = 2, free_bytes: int = 1 << 30) -> None:
-        self.devices, self.free_bytes = devices, free_bytes
+        self.devices, self.free_bytes, self.version = devices, free_bytes, 13_000
         self.attributes = dict(ATTRIBUTES)
         self.faults: dict[str, str] = {}
         self.capturing = False
@@ -127,7 +127,7 @@ class FakeDriver:
         return self._answer("cuStreamIsCapturing", int(self.capturing))
 
     def cuDriverGetVersion(self) -> tuple[Any, ...]:
-        return self._answer("cuDriverGetVersion", 13_000)
+        return self._answer("cuDriverGetVersion", self.version)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
         return self._answer("cuMemGetInfo", self.free_bytes, 80 << 30)
@@ -152,12 +152,19 @@ class FakeDriver:
 
     def cuMemcpyAsync(self, target: int, source: int, nbytes: int, stream: int) -> tuple[Any, ...]:
         result = self._answer("cuMemcpyAsync")
+        owners = {self._owner_of(target, None), self._owner_of(source, None)} - {None}
+        assert owners <= {self.contexts[-1] - 1000}, f"memory of {owners} is copied"
         if result[0] == 0:
             ctypes.memmove(target, source, nbytes)
         return result
 
     def cuPointerGetAttribute(self, key: str, address: int) -> tuple[Any, ...]:
-        return self._answer("cuPointerGetAttribute", self.owner.get(address, 0))
+        return self._answer("cuPointerGetAttribute", self._owner_of(address, 0))
+
+    def _owner_of(self, address: int, unknown: int | None) -> int | None:
+        """Return the device whose memory this is."""
+        around = (at for at, (_, size) in self.memory.items() if at <= address < at + size)
+        return self.owner.get(next(around, 0), unknown)
 
     def cuLibraryLoadData(self, cubin: bytes, *_: Any) -> tuple[Any, ...]:
         self.libraries.append(cubin)

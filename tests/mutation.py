@@ -48,6 +48,12 @@ EQUIVALENT = {one["fault"]: one["reason"] for one in FAULTS.get("equivalent", ()
 SOURCES = ROOT / "src", ROOT / "tools"  # where modules are named from
 LIMIT_S = 240  # of one test
 WIDER = 16  # files of tests beyond those that watch a fault
+# Generators of public calls, which name no module: they look at what the others let through.
+GENERATORS = (
+    "tests/calls/test_shared_memory.py",
+    "tests/calls/test_strange_operands.py",
+    "tests/process/test_corners.py",
+)
 ELSEWHERE = "tests/pages/", "tests/models/", "tests/gpu/"  # what `make test` leaves out, or skips
 EXAMPLES = "tests/repository/test_docstrings.py::test_examples_in_docstrings_give_what_they_say"
 TOGETHER = 20  # killed faults whose tests run without them in one process
@@ -353,7 +359,8 @@ def wider(fault: Fault) -> list[str]:
         return []
     for room in FAULTS["rooms"]:
         if fnmatch.fnmatch(fault.path, room["files"]):
-            return [a.format(stem=Path(fault.path).stem) for a in room["tests"]]
+            tests = [a.format(stem=Path(fault.path).stem) for a in room["tests"]]
+            return tests if "-k" in tests else list(dict.fromkeys([*tests, *GENERATORS]))
     watched = watching(fault)
     seen = () if "-k" in watched else watched
     near: dict[str, None] = {}
@@ -361,7 +368,8 @@ def wider(fault: Fault) -> list[str]:
         near[f"{EXAMPLES}[{_module(ROOT / fault.path)}]"] = None
     for level in itertools.islice(_levels(fault.path), 2):
         near |= dict.fromkeys(sorted(level, key=lambda one: len(_imported(ROOT / one))))
-    return [one for one in near if one not in seen and not one.startswith(ELSEWHERE)][:WIDER]
+    near = dict.fromkeys([one for one in near if not one.startswith(ELSEWHERE)][:WIDER])
+    return [one for one in (near | dict.fromkeys(GENERATORS)) if one not in seen]
 
 
 def _module(source: Path) -> str:

@@ -53,30 +53,34 @@ def _moved(keep: bool, by_rows: bool = False) -> Kernel:
     return move
 
 
-def _add(pieces: int) -> Kernel:
+def _add(pieces: tuple[int, int]) -> Kernel:
     """Sums of even and of odd terms apart, then both together, as the processor has it."""
     half, number, write = (
         load("bfloat16", "float32"),
         load("float32", "float32"),
         store("float32", "float32"),
     )
+    of_a, of_b = pieces
+    pairs = sum(1 << (of_b * a + b) for a, b in _tile_steps.PRODUCTS[pieces])
 
     @kernel
     def add(registers: int, a: int, b: int, panel: int) -> None:
         for total in range(4):
-            left, right = a + total // 2 * panel, b + total % 2 * panel
-            for first in range(pieces):
-                for second in range(pieces):
-                    for row in range(16):
-                        for column in range(16):
-                            even = odd = number(registers, 0) * 0
-                            for pair in range(16):
-                                one = left + 1024 * first + 64 * row + 4 * pair
-                                two = right + 1024 * second + 64 * pair + 4 * column
-                                even += half(one, 0) * half(two, 0)
-                                odd += half(one, 1) * half(two, 1)
-                            at = 256 * total + 16 * row + column
-                            write(registers, at, number(registers, at) + (even + odd))
+            left, right = a + total // 2 * panel * of_a, b + total % 2 * panel * of_b
+            for pair_of_pieces in range(of_a * of_b):
+                if pairs >> pair_of_pieces & 1 == 0:
+                    continue
+                first, second = pair_of_pieces // of_b, pair_of_pieces % of_b
+                for row in range(16):
+                    for column in range(16):
+                        even = odd = number(registers, 0) * 0
+                        for pair in range(16):
+                            one = left + 1024 * first + 64 * row + 4 * pair
+                            two = right + 1024 * second + 64 * pair + 4 * column
+                            even += half(one, 0) * half(two, 0)
+                            odd += half(one, 1) * half(two, 1)
+                        at = 256 * total + 16 * row + column
+                        write(registers, at, number(registers, at) + (even + odd))
 
     return add
 
@@ -93,7 +97,7 @@ def _nothing(*shapes: Any) -> Kernel:
 def emulated_tiles() -> Iterator[None]:
     """Let the rung run here; undone afterwards."""
     patch = pytest.MonkeyPatch()
-    made = {pieces: _add(pieces) for pieces in (1, 2)}
+    made = {pieces: _add(pieces) for pieces in _tile_steps.PRODUCTS}
     start, resume, keep, nothing = _start(), _moved(False), _moved(True), _nothing()
     patch.setattr(_tile_steps, "start_sums", lambda: start)
     patch.setattr(_tile_steps, "resume_sums", lambda: resume)

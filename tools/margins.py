@@ -25,6 +25,7 @@ from gemmule.backends.cuda.graph_clock import GraphClock
 from gemmule.core.choice import Choice
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Machine
+from gemmule.rungs._cuda.tiles import PARTS
 from gemmule.storage import evidence, lines, margins
 from gemmule.storage.evidence import slug
 from gemmule.timing.clock import Entry
@@ -45,6 +46,7 @@ NARROW, LARGE = (64, 256), (2048, 8192)
 # Of halves: few rows by a large matrix, and rows that begin at multiples of 8, 4 and 2 bytes.
 ROWS, DEEP = (16, 32, 64), (2048, 4096, 8192, 16384)
 HALVES = ((1020, 4092), (1022, 4094), (1023, 4093))
+COMPLEX = (1024, 4096)
 
 
 def problems() -> Iterator[Problem]:
@@ -63,6 +65,9 @@ def problems() -> Iterator[Problem]:
         yield Problem(
             "matmul", m, n, k, a=dtype, b=dtype, out=dtype, layout_a=layout_a, layout_b=layout_b
         )
+    for (m, k, n), (a, b) in itertools.product(itertools.product(COMPLEX, repeat=3), LAYOUTS):
+        kind = "complex64"
+        yield Problem("matmul", m, n, k, a=kind, b=kind, out=kind, layout_a=a, layout_b=b)
     # Few rows by a large matrix along the sum.
     for dtype, m, k, n in itertools.product(("float16", "bfloat16"), ROWS, DEEP, DEEP):
         yield Problem("matmul", m, n, k, a=dtype, b=dtype, out=dtype, layout_b="col")
@@ -91,9 +96,13 @@ class Meter:
         """Return the pool of a dtype; the one before is given back."""
         if dtype not in self.pools:
             self.pools.clear()
-            size = (MOST_BYTES + COLD_BYTES) // ITEMSIZE[dtype]
-            few = filled(FEW, dtype, self.ordinal, 3)
-            self.pools[dtype] = (filled(size, dtype, self.ordinal, 1), few)
+            part = PARTS.get(dtype, dtype)
+            sizes = (MOST_BYTES + COLD_BYTES, FEW * ITEMSIZE[dtype])
+            whole, few = (
+                filled(size // ITEMSIZE[part], part, self.ordinal, seed)
+                for size, seed in zip(sizes, (1, 3), strict=True)
+            )
+            self.pools[dtype] = (whole, few)
         return self.pools[dtype]
 
     def ratio(self, problem: Problem, pair: tuple[Choice, Choice]) -> float:

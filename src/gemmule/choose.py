@@ -12,13 +12,19 @@ from gemmule.core.canonical import Call, Frozen
 from gemmule.core.choice import Choice, duration
 from gemmule.core.problem import FLOAT8, HALVES, INTEGERS, ITEMSIZE, Problem, result_dtype
 from gemmule.core.registry import all_rungs, rungs_for
-from gemmule.core.rung import Arithmetic, CudaRung, LibraryRung, Machine, Rung
+from gemmule.core.rung import (
+    Arithmetic,
+    CudaRung,
+    LibraryRung,
+    Machine,
+    Rung,
+    may_round_weights,
+)
 from gemmule.storage import margins, models
 from gemmule.storage import tuned as tuned_store
 
-# Codes by halves: up to so many columns weights are exact; by more a rung that rounds each weight
-# once to the dtype of x is taken only where it saves more than a twentieth.
-EXACT_COLUMNS, WORTH_ROUNDING = 16, 1.05
+# A rung that rounds weights is taken only where it saves more than a twentieth.
+WORTH_ROUNDING = 1.05
 # From where on expected times tell which of two is quicker, whose errors are theirs: on an H100, of
 # products that its model was not fitted to, 34 of 39 so chosen were quicker than cuBLAS, by 1.55 in
 # the geometric mean (November 2026); choices from 1.1 on lost as much, and were slower more often.
@@ -173,8 +179,7 @@ def eligible(rung: Rung, problem: Problem) -> bool:
     if _sums_float8(problem, arithmetic):
         return problem.precision != "ieee"
     if _rounds_weights(problem, arithmetic):
-        tokens = problem.n if problem.op != "grouped" else problem.m // max(problem.batch, 1)
-        return tokens > EXACT_COLUMNS and not problem.quant.exact  # type: ignore[union-attr]
+        return may_round_weights(problem)
     return arithmetic.at_least_float32
 
 
@@ -303,7 +308,7 @@ def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Ch
 
 def _refusal(rung: Rung, problem: Problem, machine: Machine) -> str | None:
     """Return why a rung does not compute a problem on a machine, or None when it does."""
-    if isinstance(rung, CudaRung) and not rung.runs_on(machine.arch):
+    if isinstance(rung, CudaRung | LibraryRung) and not rung.runs_on(machine.arch):
         return f"its kernels are for {', '.join(rung.archs)}, and {machine.name} is {machine.arch}"
     return rung.refusal(problem)
 

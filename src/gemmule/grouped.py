@@ -19,11 +19,13 @@ from gemmule.arrays.interop import (
     check_same_kind,
     empty_like_kind,
     mark_written,
+    quantized_form,
     to_kind,
     unwrap,
 )
 from gemmule.backends.base import GroupedRun
 from gemmule.backends.cuda import grouped as cuda_grouped
+from gemmule.backends.cuda import launch_args
 from gemmule.backends.cuda.grouped import GroupedLauncher
 from gemmule.backends.explained import explained
 from gemmule.core.caches import remembered, table
@@ -136,12 +138,15 @@ def of_tensors(a: Any, w: Any, ends: Any, options: Options, out: Any = None) -> 
     tensor = torch.Tensor
     if type(a) is not tensor or type(ends) is not tensor:
         return None
-    if type(w) not in (tensor, torch.nn.Parameter):
+    if type(w) is QuantizedStack:
+        matrices = w.matrix.kept(quantized_form), w.experts, w.device
+    elif type(w) in (tensor, torch.nn.Parameter):
+        matrices = w.dtype, w.shape, w.stride(), w.get_device()
+    else:
         return None
     key = (
-        a.dtype, a.shape, a.stride(), w.dtype, w.shape, w.stride(), ends.dtype, ends.shape,
-        ends.stride(), a.get_device(), w.get_device(), ends.get_device(),
-        None if options is DEFAULT else options,
+        a.dtype, a.shape, a.stride(), *matrices, ends.dtype, ends.shape, ends.stride(),
+        a.get_device(), ends.get_device(), None if options is DEFAULT else options,
     )  # fmt: skip
     call = _bound.get(key)
     if call is None:
@@ -167,17 +172,21 @@ def _bound_call(a: Any, w: Any, ends: Any, options: Options) -> Any:
     if not isinstance(launcher, GroupedLauncher) or 0 in (*w.shape, *a.shape):
         return lambda a, w, ends, out: None
     start, mask = launcher.starter(ordinal), plan.problem.alignment - 1
+    coded = isinstance(w, QuantizedStack)
     fresh = maker(plan.choice.call.out_shape, getattr(torch, plan.problem.out), ordinal)
     device_of, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
     def call(a: Any, w: Any, ends: Any, out: Any) -> Any | None:
-        x, matrices, at = a.data_ptr(), w.data_ptr(), ends.data_ptr()
-        if (x | matrices) & mask or not (x and matrices and at) or device_of() != ordinal:
+        x, at = a.data_ptr(), ends.data_ptr()
+        matrices = launch_args.packed_addresses(w.matrix) if coded else w.data_ptr()
+        lies = x if coded else x | matrices
+        if lies & mask or not (x and matrices and at) or device_of() != ordinal:
             return None
-        if a.is_neg() or w.is_neg():
+        if a.is_neg() or (not coded and w.is_neg()):
             return None
         result = fresh() if out is None else out
-        start(stream_of(ordinal), x, matrices, result.data_ptr(), at)
+        left, right = (matrices, x) if coded else (x, matrices)
+        start(stream_of(ordinal), left, right, result.data_ptr(), at)
         return result
 
     return call

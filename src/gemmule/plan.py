@@ -26,7 +26,7 @@ from gemmule.core.caches import remembered
 from gemmule.core.canonical import NAMES, Call, Options, canonical
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Factor, Form, Operand, deciding, multiplied
-from gemmule.core.problem import FLOATS, ITEMSIZE, Problem, numpy_dtype
+from gemmule.core.problem import COMPLEX, FLOATS, ITEMSIZE, Problem, numpy_dtype
 from gemmule.core.rung import Rung
 from gemmule.dispatch.bind import bind
 from gemmule.dispatch.host import FastPath
@@ -287,7 +287,7 @@ def _widened(
     None where that does not help. The cheapest conversion that some rung then takes.
     """
     dtype = call.problem.out
-    if any(name not in FLOATS for name in (left.dtype, right.dtype, dtype)):
+    if any(name not in (*FLOATS, *COMPLEX) for name in (left.dtype, right.dtype, dtype)):
         return None
     dtypes = (left.dtype, right.dtype)
     ways = {(dtype, right.dtype), (left.dtype, dtype), (dtype, dtype)} - {dtypes}

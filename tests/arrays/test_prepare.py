@@ -42,10 +42,10 @@ def placed(array: Array) -> DeviceArray:
     """Return an array of the device that lies as one of the host does."""
     low, high = np.lib.array_utils.byte_bounds(array)
     memory = bytearray(low % 16) + ctypes.string_at(low, high - low)
-    held = gm.asarray(np.frombuffer(memory, np.uint8), device="cuda")
+    held = gm.asarray(np.frombuffer(memory, np.uint8), device="cuda:1")
     at = held.pointer + int(array.__array_interface__["data"][0]) - low + low % 16
     steps = tuple(step // array.itemsize for step in array.strides)
-    return DeviceArray(at, array.shape, steps, array.dtype.name, 0, held)
+    return DeviceArray(at, array.shape, steps, array.dtype.name, 1, held)
 
 
 def values(shape: tuple[int, ...], dtype: str, seed: int, *, hard: bool = True) -> Array:
@@ -200,7 +200,7 @@ def test_it_is_a_copy_and_gives_its_memory_back(gpu: EmulatedDriver) -> None:
     wanted, free = gm.matmul(a, b, rung=HALVES), gpu.free_bytes
     prepared = gm.prepare(b, rung=HALVES)
     assert free - gpu.free_bytes == prepared.nbytes > 2 * B.nbytes
-    held = gm.asarray(np.zeros(1, np.uint8), device="cuda")
+    held = gm.asarray(np.zeros(1, np.uint8), device="cuda:1")
     ctypes.memset(b.pointer, 0x7F, B.nbytes)
     del held
     assert same(gm.matmul(a, prepared, rung=HALVES), wanted)
@@ -268,7 +268,7 @@ def test_what_is_refused(gpu: EmulatedDriver) -> None:
         gm.matvec(a, gm.prepare(placed(np.ones((2, 66), np.float32))))
     with pytest.raises(ValueError, match="66 columns"):
         gm.matmul(a, gm.prepare(placed(values((60, 40), "float32", 2))))
-    with pytest.raises(TypeError, match="numpy array on cpu and B a gemmule array on cuda:0"):
+    with pytest.raises(TypeError, match="numpy array on cpu and B a gemmule array on cuda:1"):
         gm.matmul(np.ones((70, 66), np.float32), prepared)
     with pytest.raises(TypeError, match="never written"):
         gm.matmul(placed(np.ones((66, 66), np.float32)), b, out=prepared)
@@ -289,10 +289,10 @@ def test_what_is_refused(gpu: EmulatedDriver) -> None:
 def test_what_plans_choose_is_packed(gpu: EmulatedDriver) -> None:
     """Whole products of this machine take the halves; a few columns are never worth them."""
     gpu.attributes["MULTIPROCESSOR_COUNT"] = 132
-    wide, narrow = gm.asarray(np.ones((128, 512), np.float32), device="cuda"), np.ones((64, 4))
+    wide, narrow = gm.asarray(np.ones((128, 512), np.float32), device="cuda:1"), np.ones((64, 4))
     assert gm.prepare(wide).rungs == (HALVES,)
     for other in (narrow.astype(np.float32), narrow, np.ones((0, 5), np.float32)):
-        prepared = gm.prepare(gm.asarray(other, device="cuda"))
+        prepared = gm.prepare(gm.asarray(other, device="cuda:1"))
         assert prepared.rungs == ()
         assert prepared.nbytes == other.nbytes
     assert "packed for no rung" in repr(prepared)
@@ -340,7 +340,7 @@ def short(gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
         autograd=torch.autograd,
         Size=lambda shape: SimpleNamespace(numel=lambda: int(np.prod(shape))),
         _C=SimpleNamespace(
-            _cuda_getDevice=lambda: 0,
+            _cuda_getDevice=lambda: 1,
             _cuda_getCurrentRawStream=lambda _: current[0],
             _increment_version=written.extend,
         ),
@@ -362,7 +362,7 @@ def test_the_fast_path_of_tensors_starts_the_same_kernels(
         plan = gm.plan("matmul", *pair, rung=rung)
         run = plan._run
         assert isinstance(run, PackedLauncher)
-        call = short.module.bound_call(run, plan.choice.call, plan.forms, 0)
+        call = short.module.bound_call(run, plan.choice.call, plan.forms, 1)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
         for stream in (7, 0):  # the second call finds its arguments made
             gpu.launches.clear()
@@ -385,15 +385,15 @@ def test_the_fast_path_of_a_matrix_that_is_read_as_an_array(short: Any) -> None:
     right, left = gm.prepare(b), gm.prepare(b.T, side="left")
     cases = (
         ("matmul", (a, right), (a.pointer, right.array.pointer)),
-        ("vecmat", (DeviceArray(a.pointer, (66,), (1,), "float32", 0, a), right), None),
-        ("matvec", (left, DeviceArray(a.pointer, (66,), (1,), "float32", 0, a)), None),
+        ("vecmat", (DeviceArray(a.pointer, (66,), (1,), "float32", 1, a), right), None),
+        ("matvec", (left, DeviceArray(a.pointer, (66,), (1,), "float32", 1, a)), None),
     )
     for op, pair, expected in cases:
         met: list[tuple[int, ...]] = []
         plan = gm.plan(op, *pair)
         run = SimpleNamespace(starter=lambda _, met=met: lambda *given: met.append(given))
         run.workspace = 0
-        call = short.module.bound_call(run, plan.choice.call, plan.forms, 0)
+        call = short.module.bound_call(run, plan.choice.call, plan.forms, 1)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]
         out = call(*tensors, None)
         matrix = (right if op != "matvec" else left).array.pointer

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from children import printed
-from gemmule.backends.cpu import blas_threads, shares
+from gemmule.backends.cpu import blas_threads, openmp, shares
 from gemmule.backends.cpu import steps as cpu_steps
 from gemmule.backends.cpu import threads as cpu_threads
 from gemmule.backends.cpu.jit import unavailable
@@ -406,3 +406,14 @@ def test_numbas_threads_lower_the_processes_own_and_never_raise_them(
     modules({"numba.np.ufunc.parallel": started})
     assert cpu_threads.LENT.count == 0
     assert cpu_threads.thread_count() == min(asked, cpu_threads.processors())
+
+
+@pytest.mark.parametrize("asked", [1, 10**6])
+def test_products_of_tensors_take_no_more_threads_than_pytorch(asked: int) -> None:
+    """Nor more than the process may use, and once they are done what they took before."""
+    pytest.importorskip("torch")
+    team = SimpleNamespace(get_num_threads=lambda: asked)
+    before = cpu_threads.LENT.count
+    found = openmp.by_pytorch(team, lambda: cpu_threads.LENT.count)
+    assert found == (min(asked, cpu_threads.processors()) if openmp.functions() else before)
+    assert cpu_threads.LENT.count == before

@@ -28,9 +28,9 @@ for name in names:
 """
 NAMED_ONCE = """
 import numpy as np
-from gemmule.backends.cpu.intrinsics import store
+from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import kernel
-put = store("int64", "int64")
+put, get = store("int64", "int64"), load("int64", "int64")
 
 @kernel
 def working(count: int) -> int:
@@ -38,9 +38,17 @@ def working(count: int) -> int:
     address = memory.ctypes.data
     for i in range(count):
         put(address, i, i)
-    return count
+    total = 0
+    for i in range(count):
+        total += get(address, count - 1 - i)
+    return total
 
-working(100_000)
+assert working(100_000) == sum(range(100_000))
+pages = lambda: int(open("/proc/self/statm").read().split()[1])
+before = pages()
+for _ in range(300):
+    working(100_000)
+assert pages() - before < 10_000, "its memory is given back"
 """
 
 
@@ -55,4 +63,5 @@ def test_no_kernel_uses_memory_that_is_freed(folder: str) -> None:
 def test_memory_lasts_as_long_as_the_call(tmp_path: Path) -> None:
     path = tmp_path / "working.py"
     path.write_text(NAMED_ONCE, "utf-8")
-    printed(f"import runpy; runpy.run_path({str(path)!r})", timeout=500, **STRICT)
+    own = {"GEMMULE_CACHE": str(tmp_path)}  # a kernel of no package is known by its name alone
+    printed(f"import runpy; runpy.run_path({str(path)!r})", timeout=500, **STRICT, **own)

@@ -272,10 +272,10 @@ def test_what_is_proved_elsewhere_is_checked_once(
 
 @needs_emulator
 def test_what_is_wrong_on_a_device_is_never_chosen_there(
-    spark: Spark, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    spark: Spark, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = planned().rung
-    monkeypatch.setattr(Spark, "wrong", (first.name,))
+    spark.wrong = (first.name,)
     first_use.path_of(CudaBackend().machine("cuda")).unlink()
     first_use.forget()
     forget_plans()
@@ -295,13 +295,12 @@ def test_what_is_wrong_on_a_device_is_never_chosen_there(
 
 
 @needs_emulator
-def test_what_was_wrong_is_asked_again_when_the_driver_is_another(
-    spark: Spark, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Spark, "wrong", ("streamed_rows",))
+def test_what_was_wrong_is_asked_again_when_the_driver_is_another(spark: Spark) -> None:
+    spark.wrong = ("streamed_rows",)
     assert planned().rung.name != "streamed_rows"
-    monkeypatch.setattr(Spark, "wrong", ())
-    monkeypatch.setattr(driver, "version", lambda: 13_010)
+    spark.wrong = ()
+    spark.version = 13_010
+    driver.version.cache_clear()
     forget_plans()
     assert planned().rung.name == "streamed_rows"
 
@@ -357,7 +356,7 @@ def test_no_check_where_an_equal_chip_proved_it(spark: Spark) -> None:
 @needs_emulator
 @pytest.mark.parametrize("coded", [False, True])
 def test_grouped_products_are_checked_as_well(
-    spark: Spark, coded: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    spark: Spark, coded: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     W = np.arange(3 * 64 * 32, dtype=np.float32).reshape(3, 64, 32) % 5 - 2
     tokens, ends = A[:20], np.array([5, 5, 20], np.int32)
@@ -377,7 +376,7 @@ def test_grouped_products_are_checked_as_well(
     first_use.path_of(CudaBackend().machine("cuda")).unlink()
     first_use.forget()
     forget_plans()
-    monkeypatch.setattr(Spark, "wrong", (plan.rung.name,))
+    spark.wrong = (plan.rung.name,)
     with caplog.at_level(logging.WARNING, "gemmule"), pytest.raises(TypeError, match="no proved"):
         gm.plan("grouped_matmul", placed[0], there, placed[1])
     assert f"{plan.rung.name}/" in caplog.text

@@ -296,3 +296,27 @@ def test_the_layer_of_the_examples_is_a_loop_over_its_experts() -> None:
                 torch.testing.assert_close(layer(x, ways[name]), wanted)
             off = layer(x, ways["gemmule int4"]) - wanted
         assert off.norm() < 0.25 * wanted.norm()
+
+
+class Placed(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    is_cuda = True
+
+
+def test_gradients_of_weights_go_to_pytorch_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it takes them: rows of whole 16 bytes; then ends may say anything."""
+    import gemmule.frameworks.grouped  # noqa: F401
+
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("PyTorch has none before 2.10")
+    met: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(
+        torch.nn.functional, "grouped_mm", lambda a, b, offs: met.append(offs.tolist()) or a
+    )
+    a, grad = (torch.zeros(7, n, dtype=torch.bfloat16).as_subclass(Placed) for n in (16, 24))
+    ends = torch.tensor([2, 1, 9], dtype=torch.int32)
+    assert torch.ops.gemmule.grouped_outer(a, grad, ends).shape == (16, 7)
+    assert met == [[2, 2, 7]]

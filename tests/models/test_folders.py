@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gemmule.torch import GemmuleConfig, QuantLinear, QuantStack
+from gemmule.torch.floats import is_linear
 from gemmule.torch.folders import quantise_folder
 from gemmule_lab.cli import run
 
@@ -93,3 +94,45 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert model.config.quantization_config.method == "hqq"
     wanted = kind.from_pretrained(floats, quantization_config=config)
     assert torch.equal(architectures.logits(model), architectures.logits(wanted))
+
+
+def test_files_of_another_model_are_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    floats, out = tmp_path / "floats", tmp_path / "out"
+    model = architectures.build("llama")
+    model.save_pretrained(floats)
+    assert run(["quantize", str(floats), str(out)]) == 0
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.neg_()
+    model.save_pretrained(floats)  # of the same shapes, options and names
+    before = {file: file.read_bytes() for file in out.iterdir()}
+    assert run(["quantize", str(floats), str(out)]) == 2
+    assert "of another model" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in out.iterdir()} == before
+
+
+def test_a_damaged_file_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    architectures.build("llama").save_pretrained(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:20_000])
+    assert run(["quantize", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "holds a damaged .safetensors file: " in capsys.readouterr().err
+
+
+def test_layers_are_kept_by_patterns_and_strange_names_are_told(tmp_path: Path) -> None:
+    architectures.build("llama").save_pretrained(tmp_path)
+    kind, options = architectures.MODELS["llama"][0], {"*.up_proj": {"bits": 8}}
+    config = GemmuleConfig(modules_to_not_convert=["*.down_proj", "lm_head"], layers=options)
+    model = kind.from_pretrained(tmp_path, quantization_config=config)
+    left = {name.rpartition(".")[2] for name, one in model.named_modules() if is_linear(one)}
+    assert left == {"down_proj", "lm_head"}
+    for strange in ({"modules_to_not_convert": ["downproj"]}, {"layers": {"*.upproj": None}}):
+        with pytest.warns(UserWarning, match="no layer of this model is called '.*proj'"):
+            kind.from_pretrained(tmp_path, quantization_config=GemmuleConfig(**strange))
+    with pytest.raises(ValueError, match=r"option of layers\['a'\] is 'bit'; known are bits"):
+        GemmuleConfig(layers={"a": {"bit": 8}})
+    with pytest.raises(ValueError, match="calibrate"):
+        kind.from_pretrained(tmp_path, quantization_config=GemmuleConfig(method="gptq"))

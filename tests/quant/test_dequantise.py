@@ -73,7 +73,7 @@ def test_gives_the_bits_of_the_host(layout: str) -> None:
 @needs_emulator
 def test_permuted_columns_go_where_they_belong() -> None:
     Q = replace(matrix(CASES[0], 1), perm=np.random.default_rng(1).permutation(150).astype("i4"))
-    found = Q.to("cuda").dequantize("float16").to_host()
+    found = Q.to("cuda:1").dequantize("float16").to_host()
     np.testing.assert_array_equal(found, Q.dequantize("float16"))
 
 

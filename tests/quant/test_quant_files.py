@@ -439,6 +439,18 @@ def test_the_error_is_kept(tmp_path: Path) -> None:
     assert QuantizedMatrix.load(tmp_path / "w.safetensors").error == Q.error
 
 
+@pytest.mark.parametrize("told", ["nan", "-1", "much"])
+def test_an_error_that_is_no_size_is_refused(tmp_path: Path, told: str) -> None:
+    path = tmp_path / "w.safetensors"
+    quantize(np.ones((8, 64), np.float32), bits=4).save(path)
+    tensors = safetensors.numpy.load_file(path)
+    with safetensors.safe_open(path, "np") as file:
+        known = file.metadata()
+    safetensors.numpy.save_file(tensors, path, {**known, "error": told})
+    with pytest.raises(ValueError, match=f"{told}"):
+        QuantizedMatrix.load(path)
+
+
 def test_an_error_whose_squares_overflow_is_not_known(tmp_path: Path) -> None:
     weights = np.random.default_rng(0).standard_normal((8, 64), np.float32)
     for size in (1e25, 1e30):

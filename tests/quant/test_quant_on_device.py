@@ -55,13 +55,13 @@ def there(W: np.ndarray[Any, Any], how: str) -> DeviceArray:
     """Return a matrix on the device: its rows, its columns, or every second element of both."""
     m, n = W.shape
     if how == "row":
-        return DeviceArray.from_host(np.ascontiguousarray(W))
+        return DeviceArray.from_host(np.ascontiguousarray(W), 1)
     if how == "col":
-        return DeviceArray.from_host(np.asfortranarray(W))
+        return DeviceArray.from_host(np.asfortranarray(W), 1)
     wide = np.full((2 * m, 2 * n), np.nan, W.dtype)
     wide[::2, ::2] = W
-    whole = DeviceArray.from_host(wide)
-    return DeviceArray(whole.pointer, (m, n), (4 * n, 2), whole.dtype, 0, whole)
+    whole = DeviceArray.from_host(wide, 1)
+    return DeviceArray(whole.pointer, (m, n), (4 * n, 2), whole.dtype, 1, whole)
 
 
 def weights(m: int, n: int, dtype: str, seed: int) -> np.ndarray[Any, Any]:
@@ -74,7 +74,7 @@ def weights(m: int, n: int, dtype: str, seed: int) -> np.ndarray[Any, Any]:
 
 
 def assert_same(found: QuantizedMatrix, expected: QuantizedMatrix) -> None:
-    assert found.layout == "mma16"
+    assert (found.device, found.layout) == ("cuda:1", "mma16")
     assert found.scales.strides == (1, found.scales.shape[0])
     host = found.to("cpu", layout="row")
     np.testing.assert_array_equal(host.scales, expected.scales)
@@ -184,10 +184,10 @@ def test_layouts_change_on_the_device_both_ways(bits: Any) -> None:
         W = np.random.default_rng(bits).standard_normal((m, n))
         for group_size, scale_dtype in ((32, "float16"), (-1, "float32"), (None, "bfloat16")):
             Q = gm.quantize(W, bits, group_size, scale_dtype=scale_dtype)
-            packed = Q.to("cuda")
+            packed = Q.to("cuda:1")
             assert packed.layout == "mma16"
             rows = packed.to(layout="row")
-            assert (rows.device, rows.layout) == ("cuda:0", "row")
+            assert (rows.device, rows.layout) == ("cuda:1", "row")
             assert rows.scales.strides[1] == 1 or rows.scales.shape[1] == 1
             for part in ("codes", "scales", "zeros"):
                 found = getattr(packed, part).to_host()

@@ -105,7 +105,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
     """A device whose launches by ctypes run under the emulator; arrays stand for tensors."""
     with emulated(seed=2) as stand_in:
         native = SimpleNamespace(
-            _cuda_getDevice=lambda: 0,
+            _cuda_getDevice=lambda: 1,
             _cuda_getCurrentRawStream=lambda ordinal: 0,
             _increment_version=lambda tensors: None,
         )
@@ -129,7 +129,7 @@ def prove(monkeypatch: pytest.MonkeyPatch, proved: bool) -> None:
 
 
 def empty(shape: tuple[int, ...], dtype: str) -> Any:
-    return tensor(DeviceArray.empty(shape, dtype, 0))
+    return tensor(DeviceArray.empty(shape, dtype, 1))
 
 
 def tensor(array: Any) -> Any:
@@ -137,7 +137,7 @@ def tensor(array: Any) -> Any:
 
 
 def placed(host: np.ndarray[Any, Any]) -> Any:
-    return tensor(gm.asarray(host, device="cuda"))
+    return tensor(gm.asarray(host, device="cuda:1"))
 
 
 @needs_emulator
@@ -150,13 +150,13 @@ def test_a_layer_is_one_launch(
     Q = gm.quantize(rng.standard_normal((512, 512)), bits=4, group_size=128)
     X, bias = (rng.integers(-3, 4, shape).astype("f2") for shape in ((columns, 512), 512))
     exact = X.astype("f8") @ np.asarray(Q, "f8").T + bias
-    matrix, x = Q.to("cuda", layout="mma16"), placed(X)
-    right = x.array if columns > 1 else gm.asarray(X[0], device="cuda")
+    matrix, x = Q.to("cuda:1", layout="mma16"), placed(X)
+    right = x.array if columns > 1 else gm.asarray(X[0], device="cuda:1")
     plan = gm.plan("matvec", matrix, right)
     assert plan.rung.name == rung
     biased = Launcher(plan.choice).with_bias()
     assert biased is not None, plan
-    added = torch_calls.bound_call(biased, plan.choice.call, plan.forms, 0, asks=False)
+    added = torch_calls.bound_call(biased, plan.choice.call, plan.forms, 1, asks=False)
     gpu.launches.clear()
     for _ in range(2):  # the second finds its arguments made
         found = added(matrix, tensor(right), placed(bias)).array.to_host()
@@ -167,9 +167,9 @@ def test_a_layer_is_one_launch(
 def test_there_is_none_without_a_proof_or_a_kernel(
     gpu: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Q = gm.quantize(np.ones((35, 256)), bits=4, group_size=128).to("cuda", layout="mma16")
+    Q = gm.quantize(np.ones((35, 256)), bits=4, group_size=128).to("cuda:1", layout="mma16")
     plan = gm.plan(
-        "matvec", Q, gm.asarray(np.ones(256, "f2"), device="cuda"), rung="fragment_codes"
+        "matvec", Q, gm.asarray(np.ones(256, "f2"), device="cuda:1"), rung="fragment_codes"
     )
     prove(monkeypatch, True)
     assert Launcher(plan.choice).with_bias() is not None

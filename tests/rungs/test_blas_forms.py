@@ -225,26 +225,26 @@ def test_old_results_are_scaled_alone_beside_codes_and_other_dtypes_on_an_emulat
             dtype = "i4" if A.dtype == "i1" else "f8" if "f8" in (A.dtype, B.dtype) else "f4"
             C = np.arange(shape[0] * shape[1], dtype=dtype).reshape(shape)
             twice = 2 * C
-            made = gm.gemm(A, B, C, alpha=0, beta=2, device="cuda")
+            made = gm.gemm(A, B, C, alpha=0, beta=2, device="cuda:1")
             np.testing.assert_array_equal(made, twice)
 
 
 @pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 def test_host_arrays_by_way_of_a_device() -> None:
-    """device="cuda" copies in and out: into a given result of any strides, or a fresh one."""
+    """device="cuda:1" copies in and out: into a given result of any strides, or a fresh one."""
     rng = np.random.default_rng(4)
     A, x = rng.integers(-4, 5, (5, 48)).astype("f4"), rng.integers(-4, 5, 48).astype("f4")
     with emulated():
-        made = gm.matvec(A, x, device="cuda")
+        made = gm.matvec(A, x, device="cuda:1")
         assert type(made) is np.ndarray
         np.testing.assert_array_equal(made, A @ x)
         for out in (np.full(5, np.nan, "f4"), np.full((5, 2), np.nan, "f4")[:, 1]):
-            assert gm.matvec(A, x, out=out, device="cuda") is out
+            assert gm.matvec(A, x, out=out, device="cuda:1") is out
             np.testing.assert_array_equal(out, A @ x)
         with pytest.raises(ValueError, match="out has shape"):
-            gm.matvec(A, x, out=np.zeros(6, "f4"), device="cuda")
+            gm.matvec(A, x, out=np.zeros(6, "f4"), device="cuda:1")
         with pytest.raises(ValueError, match="overlaps an input"):
-            gm.matvec(A[:, :5], x[:5], out=x[:5], device="cuda")
+            gm.matvec(A[:, :5], x[:5], out=x[:5], device="cuda:1")
 
 
 @pytest.mark.parametrize("fault", ["rounded alpha", "skipped beta", "lost sign", "read at zero"])

@@ -232,7 +232,8 @@ def test_float32_is_never_tf32_unless_asked_for() -> None:
     assert told(precision="tf32").compute == "tf32"
     halves = {"a": "float16", "b": "float16", "out": "float16"}
     assert told(**halves, precision="tf32").compute == "float32"
-    assert cublas.COMPUTE_TYPES == {"float32": 68, "tf32": 77, "float64": 70}
+    every = {"float32": 68, "tf32": 77, "float64": 70, "complex64": 68, "complex128": 70}
+    assert every == cublas.COMPUTE_TYPES
 
 
 def test_tf32_is_used_where_it_is_asked_for(fake: FakeCublas) -> None:

@@ -192,6 +192,20 @@ def test_blocks_that_walk_a_batch(rung: Rung) -> None:
 
 
 @needs_emulator
+@pytest.mark.parametrize("rung", named("warpgroup_columns", "arranged_columns"))
+def test_rings_that_go_round(rung: Rung) -> None:
+    """A sum so long that what waits for stages meets each of them in both phases."""
+    (quant, *_), columns = verify_device.taken_quants(rung, sampled(rung)[0]), 5120
+    problem = make_problem("matmul", 66, 7, columns, sampled(rung)[0], quant=quant)
+    problem = replace(problem, layout_b=(*rung.layouts_b, "row")[0])
+    params = rung.check_params(problem, None)
+    assert columns > params["cluster"] * params["tiles"] * params["stages"] * 64
+    trial = verify_device.Trial(problem, params, "integers", "contiguous", 0)
+    verdict = verify_device.judge_trial(rung, trial, Emulator(seed=2).run)
+    assert verdict.ok, verdict.text
+
+
+@needs_emulator
 @pytest.mark.parametrize("rung", named("even_rows"))
 def test_blocks_with_more_rows_than_they_hold_sums_of(rung: Rung) -> None:
     """A block has 18 rows here, and a warp of the second kernel three."""

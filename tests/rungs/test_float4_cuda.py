@@ -116,7 +116,7 @@ def test_gives_the_bits_of_the_host(form: str, layout: str, proved: None) -> Non
 @pytest.mark.parametrize("form", FORMATS)
 def test_moving_keeps_every_code(form: str, proved: None, tmp_path: Path) -> None:
     Q = matrix(form)
-    there = Q.to("cuda")
+    there = Q.to("cuda:1")
     assert (there.format, there.bits, there.layout) == (form, 4, "mma16")
     assert there.nbytes < 1.8 * Q.nbytes  # padded to whole tiles, no wider codes
     for back in (there.to("cpu", layout="row"), there.to("cuda", layout="row").to("cpu")):
@@ -136,14 +136,14 @@ def test_moving_keeps_every_code(form: str, proved: None, tmp_path: Path) -> Non
 @pytest.mark.parametrize("form", FORMATS)
 def test_products_by_the_public_functions(form: str, proved: None) -> None:
     Q = matrix(form)
-    there, exact = Q.to("cuda"), Q.dequantize("float64")
+    there, exact = Q.to("cuda:1"), Q.dequantize("float64")
     rng = np.random.default_rng(7)
     for name, u in (("float32", 2.0**-20), ("float16", 2.0**-9), ("bfloat16", 2.0**-6)):
         dtype: Any = getattr(ml_dtypes, name, None) or name
         for of, shape in ((exact, (150,)), (exact, (150, 3)), (exact.T, (35,)), (exact.T, (35, 2))):
             x = rng.standard_normal(shape).astype(dtype)
             Qs = there if of is exact else there.T
-            found = (Qs @ gm.asarray(x, device="cuda")).to_host().astype(np.float64)
+            found = (Qs @ gm.asarray(x, device="cuda:1")).to_host().astype(np.float64)
             wanted = of @ x.astype(np.float64)
             assert (np.abs(found - wanted) <= u * np.abs(wanted).max()).all()
 
@@ -156,11 +156,11 @@ def test_the_ends_of_the_exponents(proved: None) -> None:
         scales = np.full((5, 4), exponent, np.uint8).view(ml_dtypes.float8_e8m0fnu)
         codes = rng.integers(0, 256, (5, 64), np.uint8)
         Q = gm.QuantizedMatrix.from_parts(codes, scales, shape=(5, 128), bits=4, group_size=32)
-        there = Q.to("cuda")
+        there = Q.to("cuda:1")
         np.testing.assert_array_equal(there.dequantize().to_host(), Q.dequantize())
         x = np.where(np.arange(128) % 2, 2.0**-4, -(2.0**-3)).astype(np.float32)
         exact = Q.dequantize("float64") @ x.astype(np.float64)
-        found = (there @ gm.asarray(x, device="cuda")).to_host()
+        found = (there @ gm.asarray(x, device="cuda:1")).to_host()
         limit = np.abs(Q.dequantize("float64")) @ np.abs(x).astype(np.float64) * 2.0**-20
         assert (np.abs(found - exact) <= limit + 2.0**-149).all()
 
@@ -179,7 +179,7 @@ def test_what_is_not_proved_goes_as_codes_of_8_bits(
     names = {str(param.id) for param in TAKING}
     only_proved("cuda", set() if missing == "all" else names - {missing})
     Q = matrix(form)
-    there = Q.to("cuda")
+    there = Q.to("cuda:1")
     assert (there.format, there.bits) == (None, 8)
     assert "twice the bytes" in caplog.text
     np.testing.assert_allclose(there.dequantize().to_host(), Q.dequantize(), rtol=2e-7, atol=0)

@@ -253,7 +253,7 @@ def test_experts_of_a_stack_on_a_device(k: int, n: int, bits: int) -> None:
     stack = gm.quantize_experts(w, bits=bits, group_size=32)
 
     def look() -> None:  # its arrays are gone before the device is
-        moved = stack.to("cuda")
+        moved = stack.to("cuda:1")
         for expert in (0, 1, -1):
             one, whole = moved[expert].T, moved.matrix.codes
             place = one.codes.pointer - whole.pointer
@@ -273,11 +273,11 @@ def test_public_calls_on_a_device() -> None:
     stack = gm.quantize_experts(w.astype("f4"), bits=8, group_size=64, symmetric=True)
 
     def multiply() -> None:  # its arrays are gone before the device is
-        left, right, ends = (gm.asarray(one, device="cuda") for one in (a, w, ENDS))
+        left, right, ends = (gm.asarray(one, device="cuda:1") for one in (a, w, ENDS))
         for rung in ("row_by_row", "streamed_experts", "wgmma_experts", None):
             found = gm.asarray(gm.grouped_matmul(left, right, ends, rung=rung), device="cpu")
             np.testing.assert_array_equal(found[:48], wanted)
-        moved = stack.to("cuda")
+        moved = stack.to("cuda:1")
         found = gm.asarray(gm.grouped_matmul(left, moved, ends), device="cpu")
         np.testing.assert_allclose(
             found[:48].astype("f4"), wanted.astype("f4"), rtol=2**-7, atol=0.5
@@ -392,15 +392,17 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
     from gemmule import grouped
     from gemmule.core.caches import forget_plans
 
-    current = [0]  # device
+    current = [1]  # device
     modules = {"torch": device_tensors.library(current, float16="float16")}
     monkeypatch.setattr(grouped, "sys", SimpleNamespace(modules=modules))
     monkeypatch.setattr(torch_calls, "maker", device_tensors.maker)
     a, w = operands("float16", k=128, n=48)
     wanted = gm.grouped_matmul(a, w, ENDS)[:48]
+    stacks = [gm.quantize_experts(w.astype("f4"), bits=bits, group_size=32) for bits in (4, 8)]
+    coded = [(stack, gm.grouped_matmul(a, stack, ENDS)[:48]) for stack in stacks]
 
     def multiply() -> None:
-        left, right, ends = (Tensor(gm.asarray(one, device="cuda")) for one in (a, w, ENDS))
+        left, right, ends = (Tensor(gm.asarray(one, device="cuda:1")) for one in (a, w, ENDS))
         general: list[Any] = []
         monkeypatch.setattr(grouped, "multiplied", lambda *given: general.append(given))
 
@@ -417,30 +419,38 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
 
         def moved(array: Array, strides: tuple[int, ...], first: int = 0) -> Any:
             """Return the operand of A's or W's shape whose numbers lie so in a device's memory."""
-            put = gm.asarray(array, device="cuda")
+            put = gm.asarray(array, device="cuda:1")
             shape = a.shape if len(strides) == 2 else w.shape
             here = {"shape": shape, "strides": strides, "pointer": put.pointer + 2 * first}
-            return Tensor(SimpleNamespace(dtype="float16", held=put, **here))
+            return Tensor(SimpleNamespace(dtype="float16", ordinal=1, held=put, **here))
 
         others = [left, moved(np.repeat(a, 2, 0), (256, 1))]
         flat = np.concatenate([np.zeros(1, a.dtype), a.ravel()])
         weights = [right, moved(np.ascontiguousarray(w.swapaxes(1, 2)), (128 * 48, 1, 128))]
         for x in others:  # alike in all but where their numbers lie
             for matrices in weights:
-                for offsets in (ends, Tensor(gm.asarray(ENDS, device="cuda"))):
+                for offsets in (ends, Tensor(gm.asarray(ENDS, device="cuda:1"))):
                     judge(x, matrices, offsets, straight=True)
         judge(moved(flat, (128, 1), 1), right, ends, straight=False)
         flat = np.concatenate([np.zeros(1, w.dtype), w.ravel()])
         judge(left, moved(flat, (128 * 48, 48, 1), 1), ends, straight=False)
-        current[0] = 1
-        judge(left, right, ends, straight=False)
         current[0] = 0
+        judge(left, right, ends, straight=False)
+        current[0] = 1
         for place in range(3):
             given = [left, right, ends]
             given[place] = Subclass(given[place].array)
             judge(*given, straight=False)
         right.negated = True  # its memory holds other numbers
         judge(left, right, ends, straight=False)
+        for stack, of_codes in coded:  # alike in all but their codes
+            for _ in range(2):
+                there = grouped.of_tensors(left, stack.to("cuda"), ends, grouped.DEFAULT)
+                assert isinstance(there, Tensor)
+                host = gm.asarray(there.array, device="cpu")[:48].astype("f8")
+                np.testing.assert_allclose(host, of_codes, rtol=2.0**-9, atol=2.0**-4)
+        current[0] = 1
+        assert grouped.of_tensors(left, stack.to("cuda"), ends, grouped.DEFAULT) is None
 
     with emulated(1):
         multiply()

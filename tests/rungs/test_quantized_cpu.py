@@ -209,6 +209,18 @@ def test_more_than_one_task_and_every_parameter(name: str) -> None:
         assert all((np.abs(r.astype(float) - results[0]) <= limit).all() for r in results)
 
 
+def test_rows_longer_than_a_block_of_weights() -> None:
+    rung = rung_called("dequantise_blas")
+    Q, least = (
+        make_matrix(9, 2**18 + 24, 4, 128, "float32", "integer"),
+        min(rung.params["block_bytes"]),
+    )
+    assert least < 4 * Q.shape[1]
+    x = activations((Q.shape[1], 3), "float32")
+    wrong = np.abs(run(rung, Q, x, block_bytes=least) - Q.dequantize("float64") @ x)
+    assert (wrong <= bound_of(rung, Q, x, "float32") * 1.01).all()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_empty_sizes(name: str) -> None:
     rung = rung_called(name)

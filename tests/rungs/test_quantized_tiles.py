@@ -37,7 +37,7 @@ def test_tiles_with_rows_columns_and_panels_left_over(
     name: str, m: int, n: int, columns: int
 ) -> None:
     rung = rung_called(name)
-    for (bits, scale, zeros), group in itertools.product(KINDS, (32, 64, 128, -1, None)):
+    for (bits, scale, zeros), group in itertools.product(KINDS, (16, 32, 64, 128, -1, None)):
         Q = make_matrix(m, n, bits, group, scale, zeros)
         if takes(rung, Q, columns, "float32", "float32"):
             check(rung, Q, activations((n, columns), "float32"))

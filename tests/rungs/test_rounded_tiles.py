@@ -1,4 +1,4 @@
-"""Codes by many columns of bfloat16 in tile registers: in AMX's, and in memory on AVX-512 alone."""
+"""Codes by many columns in tiles of bfloat16: in AMX's, and in memory on AVX-512 alone."""
 
 from __future__ import annotations
 
@@ -42,13 +42,28 @@ def judged(Q: gm.QuantizedMatrix, B: np.ndarray, **options: object) -> None:
 
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("bits", [4, 8])
-def test_every_group_and_zero_point(bits: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "columns", "options"),
+    [
+        ("bfloat16", 18, {}),
+        ("bfloat16", 16, {}),
+        ("bfloat16", 5, {"activations": "int8"}),
+        ("float32", 18, {}),
+        ("float16", 18, {}),
+        ("float32", 18, {"activations": "int8"}),
+    ],
+    ids=["rounded", "exact", "bf16 as bytes", "float32", "float16", "as bytes"],
+)
+def test_every_group_and_zero_point(
+    bits: int, dtype: str, columns: int, options: dict[str, str]
+) -> None:
     """Groups that are looked up (one, two and four a chunk), others, and rows of odd length."""
     for group, zeros in itertools.product(
         (16, 24, 32, 64, 128, -1, None), ("none", "integer", "fraction")
     ):
-        Q = make_matrix(37, 333, bits, group, "float32", zeros)
-        judged(Q, activations((333, 18), "bfloat16"))
+        for scales in ("float32", "float16") if dtype == "float32" else ("float32",):
+            Q = make_matrix(37, 333, bits, group, scales, zeros)
+            judged(Q, activations((333, columns), dtype), **options)
 
 
 @pytest.mark.usefixtures("tiles")
@@ -57,14 +72,17 @@ def test_every_order_of_operands_and_several_stretches(bits: int) -> None:
     """Sums are exact, so whatever is in another place is wrong; 1100 terms are three passes."""
     Q = make_matrix(70, 1100, bits, 64, "float16", "integer", exact=True)
     rng = np.random.default_rng(bits)
-    for columns, order, into in itertools.product((17, 48), ("C", "F"), ("C", "F")):
-        B = rng.integers(-1, 2, (1100, columns)).astype(ml_dtypes.bfloat16)
+    cases = itertools.product(("bfloat16", "float32"), (17, 48), ("C", "F"), ("C", "F"))
+    for dtype, columns, order, into in cases:
+        B = rng.integers(-1, 2, (1100, columns)).astype(dtype)
         C = np.zeros((70, columns), np.float32, order=into)
         gm.matmul(Q, np.asarray(B, order=order), out=C, out_dtype="float32", rung=NAME)
         assert np.array_equal(C, Q.dequantize("float64") @ B.astype(np.float64)), (order, into)
-    steps = np.zeros((2200, 40), ml_dtypes.bfloat16)
-    steps[::2, ::2] = B[:, :20]
-    assert np.array_equal(gm.matmul(Q, steps[::2, ::2], rung=NAME), gm.matmul(Q, B[:, :20]))
+    for dtype in ("bfloat16", "float32"):
+        steps = np.zeros((2200, 40), dtype)
+        steps[::2, ::2] = B[:, :20]
+        found = gm.matmul(Q, steps[::2, ::2], rung=NAME)
+        assert np.array_equal(found, gm.matmul(Q, B[:, :20].astype(dtype)))
 
 
 @pytest.mark.usefixtures("tiles")
@@ -119,3 +137,36 @@ def test_what_tiles_take_for_zero_is_multiplied_in_other_registers(size: float) 
     truth = x.astype(np.float64) @ Q.dequantize("float64")
     found = gm.matmul(x, Q, out_dtype="float32", rung=NAME)
     assert np.abs(found - truth).max() <= 2.0**-146
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(
+    "odd", [2.0**-140, 2.0**-126, 2.0**-100, 3e38, np.inf, np.nan], ids=lambda odd: f"{odd:.3g}"
+)
+@pytest.mark.parametrize("options", [{}, {"activations": "int8"}], ids=["float", "as bytes"])
+def test_floats_that_no_pieces_serve_are_multiplied_in_other_registers(
+    odd: float, options: dict[str, str]
+) -> None:
+    """Pieces that would be subnormal, sums that would be infinite before the last term."""
+    Q = make_matrix(33, 64, 4, 32, "float32", "integer")
+    B = np.ones((64, 18), np.float32)
+    B[np.arange(18), np.arange(18)] = odd
+    judged(Q, B, **options)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("whole", [True, False], ids=["zero points whole", "of 24 bits"])
+@pytest.mark.parametrize(
+    ("size", "factor"), [(2.0**60, 2.0**-110), (2.0**-71, 2.0**-40), (1, 1), (2.0**127, 2.0**-30)]
+)
+def test_every_bit_of_a_number_counts(size: float, factor: float, whole: bool) -> None:
+    """One number of 24 bits in each column, the last the largest: no sum hides a lost piece."""
+    Q, rng = make_matrix(33, 64, 4, 32, "float16", "integer"), np.random.default_rng(0)
+    scales = Q.scales if factor == 1 else np.full(Q.scales.shape, 1.2345678 * factor, np.float32)
+    zeros = Q.zeros if whole else rng.uniform(0, 15, Q.zeros.shape).astype(np.float32)
+    Q = gm.QuantizedMatrix.from_parts(Q.codes, scales, zeros, shape=Q.shape, bits=4, group_size=32)
+    B = np.zeros((64, 18), np.float32)
+    B[np.arange(18), np.arange(18)] = size * np.append(rng.uniform(1, 2, 17), 2 - 2.0**-23)
+    truth = Q.dequantize("float64") @ B.astype(np.float64)
+    error = np.abs(gm.matmul(Q, B, rung=NAME) - truth)
+    assert (error <= 2.0**-20 * np.abs(truth) + 2.0**-148).all()

@@ -173,8 +173,11 @@ def test_on_a_device(tokens: int) -> None:
     def multiply() -> None:
         put = {}
         for name, one in {"a": a, "s": by_slot, "w": w, "i": indices, "v": weights}.items():
-            put[name] = gm.asarray(one, device="cuda")
-        put["i32"], put["q"] = gm.asarray(indices.astype(np.int32), device="cuda"), stack.to("cuda")
+            put[name] = gm.asarray(one, device="cuda:1")
+        put["i32"], put["q"] = (
+            gm.asarray(indices.astype(np.int32), device="cuda:1"),
+            stack.to("cuda:1"),
+        )
         cases = [("a", "w", "i", None, None), ("s", "w", "i32", "v", None)]
         cases += [("a", "w", "i32", "v", "silu_gate"), ("s", "q", "i", None, "silu_gate")]
         for rows, matrices, names, shares, epilogue in cases:
@@ -187,7 +190,7 @@ def test_on_a_device(tokens: int) -> None:
             wanted = looped(given, host, indices, weights if shares else None, gated=gated)
             error = np.abs(found.astype("f8") - wanted)
             assert (error <= 2.0**-7 * np.abs(wanted) + 2.0**-5).all()
-        ends = gm.asarray(np.array([0, 2, 2, 5, 7, 7], np.int32), device="cuda")
+        ends = gm.asarray(np.array([0, 2, 2, 5, 7, 7], np.int32), device="cuda:1")
         gated = gm.grouped_matmul(put["a"], put["w"], ends, epilogue="silu_gate")
         found = gm.asarray(gated, device="cpu")[:7].astype("f8")
         each = np.repeat(np.arange(EXPERTS), [0, 2, 0, 3, 2, 0])[:, None]
@@ -219,17 +222,17 @@ def test_codes_that_find_few_rows_themselves(bits: Literal[4, 8], symmetric: boo
     stack = gm.quantize_experts(w.astype("f4"), bits=bits, group_size=32, symmetric=symmetric)
 
     def multiply(device: Named) -> None:
-        put = {0: gm.asarray(weights, device="cuda"), 1: stack.to("cuda")}
+        put = {0: gm.asarray(weights, device="cuda:1"), 1: stack.to("cuda:1")}
         for rows, index, weighted, epilogue in itertools.product(
             (a, by_slot), (np.int32, np.int64), (False, True), (None, "silu_gate")
         ):
-            held = [gm.asarray(x, device="cuda") for x in (rows, indices.astype(index))]
+            held = [gm.asarray(x, device="cuda:1") for x in (rows, indices.astype(index))]
             given: dict[str, Any] = {"indices": held[1], "epilogue": epilogue}
             gated = epilogue is not None
             if weighted:
                 given["weights"] = put[0]
             else:  # into rows that lie apart
-                apart = gm.asarray(np.full((9, 3, 44), np.nan, a.dtype), device="cuda")
+                apart = gm.asarray(np.full((9, 3, 44), np.nan, a.dtype), device="cuda:1")
                 width = N // 2 if gated else N
                 given["out"] = apart.view((9, 3, width), (3 * 44, 44, 1))
             device.names.clear()
@@ -253,7 +256,7 @@ def test_codes_that_find_few_rows_themselves(bits: Literal[4, 8], symmetric: boo
 @needs_emulator
 def test_random_products_on_a_device() -> None:
     def judged() -> list[str]:
-        trials = [random_grouped.draw(11, number, "cuda") for number in range(150)]
+        trials = [random_grouped.draw(11, number, "cuda:1") for number in range(150)]
         small = [
             replace(t, rung="code_by_code" if t.case.problem.quant else "row_by_row")
             for t in trials
@@ -272,16 +275,16 @@ def test_random_products_on_a_device() -> None:
 @needs_emulator
 def test_tensors_met_before_go_straight_to_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_calls = pytest.importorskip("gemmule.dispatch.torch")
-    modules = {"torch": device_tensors.library(float16="float16", uint8="uint8")}
+    modules = {"torch": device_tensors.library((1,), float16="float16", uint8="uint8")}
     monkeypatch.setattr(routed_calls, "sys", SimpleNamespace(modules=modules))
     monkeypatch.setattr(torch_calls, "maker", device_tensors.maker)
     a, w, indices, weights = operands("float16")
     stack = gm.quantize_experts(w.astype("f4"), bits=8, group_size=32, symmetric=True)
 
     def multiply() -> None:
-        put = [Tensor(gm.asarray(one, device="cuda")) for one in (a, w, indices, weights)]
+        put = [Tensor(gm.asarray(one, device="cuda:1")) for one in (a, w, indices, weights)]
         left, right, names, shares = put
-        for matrices in (right, stack.to("cuda")):
+        for matrices in (right, stack.to("cuda:1")):
             host = w if matrices is right else stack.dequantize("float64")
             for routing in (
                 Routing(names),

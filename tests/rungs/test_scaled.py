@@ -29,8 +29,8 @@ SCALING = [rung for rung in cuda_rungs() if rung.scaled]
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 
 
-def test_two_rungs_scale() -> None:
-    assert {rung.name for rung in SCALING} == {"wgmma_int8", "wgmma_float8"}
+def test_these_rungs_scale() -> None:
+    assert {rung.name for rung in SCALING} == {"wgmma_int8", "wgmma_float8", "wgmma_split_bytes"}
 
 
 @needs_emulator
@@ -127,7 +127,7 @@ def test_on_a_device(dtypes: tuple[str, str], only_proved: Any) -> None:
     a, b, rows, columns = operands(dtypes)
     name = "wgmma_int8" if dtypes[0] in BYTES else "wgmma_float8"
     with emulated():
-        given = [gm.asarray(one, device="cuda") for one in (a, b, rows, columns)]
+        given = [gm.asarray(one, device="cuda:1") for one in (a, b, rows, columns)]
         for scale_b, of_b in ((given[3], columns), (None, 1.0)):
             got = gm.matmul(*given[:2], scale_a=given[2], scale_b=scale_b, rung=name).to_host()
             size = truth(abs(a.astype(float)), abs(b.astype(float)), abs(rows), abs(of_b))
@@ -145,14 +145,14 @@ def test_tensors_met_before_are_told_apart_by_how_they_lie(fault: Any) -> None:
     """A call is kept for tensors of a kind: by one of other strides the product was another."""
     a, b, rows, columns = operands(PAIRS[0])
     names = ("int8", "uint8", "float32", "bfloat16")
-    torch = device_tensors.library(**{name: name for name in names})
+    torch = device_tensors.library((1,), **{name: name for name in names})
     fault(torch_calls, "maker", lambda sound, *given: device_tensors.maker(*given))
     imported = mock.patch.object(products, "sys", SimpleNamespace(modules={"torch": torch}))
     with emulated(), imported:
         lies = itertools.product((a, np.asfortranarray(a)), (b, np.asfortranarray(b)))
         for left, right in [*lies, (a, b)]:
             hosts = (left, right, rows[::-1].copy(), columns)
-            given = [Tensor(gm.asarray(one, device="cuda")) for one in hosts]
+            given = [Tensor(gm.asarray(one, device="cuda:1")) for one in hosts]
             scales = {"scale_a": given[2], "scale_b": given[3]}
             got = gm.matmul(*given[:2], **scales, rung="wgmma_int8")
             assert type(got) is Tensor

@@ -226,8 +226,10 @@ def test_every_float16_is_the_sum_of_two_bfloat16() -> None:
 
 
 def test_pieces_are_multiplied_each_with_each() -> None:
+    """Left out is what is below 2^-24 of the whole."""
     for pieces, pairs in _tile_steps.PRODUCTS.items():
-        assert sorted(pairs) == [(a, b) for a in range(pieces) for b in range(pieces)]
+        every = itertools.product(range(pieces[0]), range(pieces[1]))
+        assert sorted(pairs) == [(a, b) for a, b in every if a + b <= 2]
         for (a, b), (c, d) in itertools.pairwise(pairs):
             assert (a == c) != (b == d)
 
@@ -261,7 +263,7 @@ def test_faults_planted_in_tiles_are_seen(kind: str, fault: Callable[..., Any]) 
         start = _tile_steps.start_sums()
         fault(_tile_steps, "resume_sums", lambda sound: restarted(start))
     elif kind == "add":
-        fault(_tile_steps, "add_products", lambda sound, pieces: sound(1))
+        fault(_tile_steps, "add_products", lambda sound, pieces: sound((1, 1)))
     else:
         fault(tile_products, "place_kernel", lambda sound, paired, unit: sound(False, unit))
     with pytest.raises(AssertionError, match="elements wrong"):

@@ -451,8 +451,9 @@ def test_a_start_of_several_kernels(
         ]
         seen.clear()
     fault(starter, "failed", lambda sound, code, step: OSError(code, step.kernel))
+    refused = starter.Kernels(steps, (3, 9, 8), template, maps)
     with pytest.raises(OSError, match="second"):
-        starter.starter(kernels._replace(functions=(3, 9, 8)), "4Q")(6, 1024, 2048, 3072, 0)
+        starter.starter(refused, "4Q")(6, 1024, 2048, 3072, 0)
     assert [one[0] for one in seen] == [3, 9], "nothing is launched after a kernel that was refused"
 
 

@@ -189,6 +189,15 @@ def test_the_quickest_rung_that_sends_is_chosen() -> None:
     assert len(chosen) > 1
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_rows_are_refused(dtype: str) -> None:
+    forms = Form.packed((64, 128), dtype), Form.packed((128,), dtype)
+    with pytest.raises(TypeError, match="no kernel sends"):
+        PeerProduct(
+            *forms, Rows((64,)), Seat(0, (0,), 0, 0, 4096), proof_machine(), "streamed_rows"
+        )
+
+
 def test_quantised_rows() -> None:
     """The codes' rounding is the same whoever multiplies them."""
     world = World((33, 16), 64, "float16", quantized=True)

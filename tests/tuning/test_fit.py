@@ -151,7 +151,10 @@ def test_products_of_a_seed_are_the_same_each_time(backend: str) -> None:
 
 
 @pytest.fixture
-def small_products(own_cache: Path, limit: Callable[..., None]) -> None:
+def small_products(
+    own_cache: Path, limit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "disturbed", lambda samples: 0.0)  # busy as this machine may be
     limit(sample, SECONDS={"cpu": 0.01}, MOST_BYTES={"cpu": 1 << 16})
 
 
@@ -161,7 +164,6 @@ def quiet(what: str, done: int, total: int) -> None:
 
 @pytest.mark.usefixtures("small_products")
 def test_a_sample_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "disturbed", lambda samples: 0.0)
     sampler = sample.Sampler("cpu", seed=2)
     problems = [p for p in sampler.drawn(12) if p.quant is None and p.op == "matvec"][:2]
     sampler.measure(problems, quiet)
@@ -187,10 +189,7 @@ def test_rungs_without_a_proof_are_not_measured(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("small_products")
-def test_rows_of_an_edited_rung_or_with_foreign_values_do_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sample, "disturbed", lambda samples: 0.0)
+def test_rows_of_an_edited_rung_or_with_foreign_values_do_not_count() -> None:
     sampler = sample.Sampler("cpu", seed=2)
     sampler.measure([Problem("matvec", 64, 64)], quiet)
     ways = [way for way, row in sampler.rows if row is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from gemmule_lab.report.plots import draw
 from gemmule_lab.report.sheet import drawn_of
 from gemmule_lab.report.tables import markdown, text_of
 from gemmule_lab.studies import charted, show
-from gemmule_lab.studies.grid import Cell
 from gemmule_lab.studies.harness import CpuBench, GpuBench
 from gemmule_lab.studies.rules import Finding, document
 from gemmule_lab.studies.runner import DURATION
@@ -45,7 +44,7 @@ def update(root: Path) -> list[Path]:
         beside = show.device_chart(number, devices) if len(devices) > 1 else None
         page = root / "docs" / "studies" / f"{number}.md"
         tables = {
-            "first": first_screen(root, number, rows, found[number]),
+            "first": first_screen(root, number, devices, found[number]),
             "measured": "\n".join(
                 [*_measured(devices), *_repeated(root / "evidence", number), *_spread(rows)]
             ),
@@ -82,7 +81,9 @@ def _image(name: str, chart: Chart) -> str:
     return f"![{chart.title.replace(']', '')}](../img/{name}.svg)"
 
 
-def first_screen(root: Path, number: str, rows: Rows, found: Mapping[str, Finding]) -> str:
+def first_screen(
+    root: Path, number: str, devices: Mapping[str, Rows], found: Mapping[str, Finding]
+) -> str:
     """Return what a page says first: the answer, the findings with their causes, the commands."""
     about = document(number)["study"]
     claims = {claim.id: claim for claim in studies.load(number).claims}
@@ -92,7 +93,7 @@ def first_screen(root: Path, number: str, rows: Rows, found: Mapping[str, Findin
         one = found[name]
         said = f"*{text_of(claims[name].text)}* **{one.outcome}**: {text_of(one.figure)}."
         lines += [f"- {said} {text_of(one.cause)}"]
-    took = "; ".join(durations(rows))
+    took = "; ".join(durations([*devices.values()]))
     lines += [
         "",
         "| to | command |",
@@ -106,50 +107,46 @@ def first_screen(root: Path, number: str, rows: Rows, found: Mapping[str, Findin
     return "\n".join(lines)
 
 
-def durations(rows: Rows) -> Iterator[str]:
-    """Yield how long runs took, and what timing alone adds up to by the rows on file."""
+def durations(devices: Sequence[Rows]) -> Iterator[str]:
+    """Yield how long runs took on each device, and what timing alone adds up to on the first."""
     took: dict[str, list[str]] = {}
-    for row in rows.where(DURATION):
+    for row in (row for rows in devices for row in rows.where(DURATION)):
         of = row.case["experiments"] or ("whole" if row.case["full"] else "the usual grid")
         took.setdefault(row.device, []).append(f"{row.figures['seconds']:.0f} s ({of})")
     yield from (f"a run took {', '.join(runs)} on {device}" for device, runs in took.items())
-    count = len(rows.timed())
-    yield f"timing alone adds up to {_timed_seconds(rows):.0f} s for the {count:,} times on record"
+    for rows in devices[:1]:
+        seconds, count = _timed_seconds(rows), len(rows.timed())
+        yield f"timing alone adds up to {seconds:.0f} s for the {count:,} times on record"
 
 
-def _timed_seconds(rows: Rows, *, once: bool = False) -> float:
+def _timed_seconds(rows: Rows) -> float:
     """Return what a cell's lanes may take, and what host times took, of all rows on file."""
     timed = rows.timed()
     host = [1e-6 * r.us * r.times_us.n for r in timed if r.temperature == "once" and r.times_us]
-    cells = [r for r in timed if r.temperature != "once" and not once]
-    return sum(host) + sum(LANE_S[r.backend] for r in cells)
+    return sum(host) + sum(LANE_S[r.backend] for r in timed if r.temperature != "once")
 
 
-def _planned(number: str, full: bool) -> tuple[float, int]:
-    """Return what the lanes of a study's grid on a GPU may take, and the number of its steps."""
-    steps = list(studies.load(number).steps("cuda", full))
-    lanes = [lane for step in steps if isinstance(step, Cell) for lane in step.lanes]
-    return LANE_S["cuda"] * len(lanes), len(steps)
-
-
-def whole_run(found: Mapping[str, Mapping[str, Rows]]) -> str:
-    """Return how long all five take, by what runs on record took beside their timing alone."""
-    timing, ratios = 0.0, []
-    for number, devices in found.items():
-        once = [_timed_seconds(rows, once=True) for rows in devices.values()]
-        timing += _planned(number, True)[0] + max(once, default=0.0)
-        for row in (row for rows in devices.values() for row in rows.where(DURATION)):
-            planned, steps = _planned(number, bool(row.case["full"]))
-            if row.case["steps"] == steps:  # the whole grid in one run
-                ratios.append(row.figures["seconds"] / planned)
-    told = f"Timing alone, of all five with `--full`, adds up to {timing / 60:.0f} minutes"
-    if not ratios:
-        return f"{told}; how long a whole run takes is on record from the next one on."
-    return (
-        f"{told}. A whole run on record, with compiling, operands and ceilings, took "
-        f"{max(ratios):.1f} times its timing: all five would take about "
-        f"{timing / 60 * max(ratios):.0f} minutes on a GPU, which is an estimate."
-    )
+def whole_runs(found: Mapping[str, Mapping[str, Rows]]) -> str:
+    """Return how long each study's whole grid took in one run, and all of them together."""
+    told = []
+    for backend, where in (("cuda", "On a GPU"), ("cpu", "On a CPU")):
+        took: dict[str, tuple[float, str]] = {}
+        for number, devices in found.items():
+            steps = len(list(studies.load(number).steps(backend, True)))
+            runs = (row for rows in devices.values() for row in rows.where(DURATION, full=True))
+            whole = [r for r in runs if (r.backend, r.case["steps"]) == (backend, steps)]
+            if whole:
+                took[number] = max((r.figures["seconds"], r.device) for r in whole)
+        each = (
+            f"{number} {seconds:.0f} s ({device})" for number, (seconds, device) in took.items()
+        )
+        minutes = sum(seconds for seconds, _ in took.values()) / 60
+        if took:
+            told.append(
+                f"{where} `--full` took, with compiling, operands and ceilings, {', '.join(each)}: "
+                f"{minutes:.0f} minutes for {len(took)} of {len(found)}."
+            )
+    return " ".join(told) or "How long a whole run takes is on record from the next one on."
 
 
 def _kernels(root: Path, number: str) -> str:
@@ -180,7 +177,7 @@ def overview(
         )
         image = f"{up or '../'}img/study-{number}-cuda-{about['chart']}.svg"
         images += [f"[![{about['title']}]({image})]({page})", ""]
-    return "\n".join([*lines, *(["", whole_run(devices), "", *images] if not up else [])])
+    return "\n".join([*lines, *(["", whole_runs(devices), "", *images] if not up else [])])
 
 
 def devices_on_record(evidence: Path, number: str) -> dict[str, Rows]:

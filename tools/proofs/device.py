@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gemmule.backends.cuda import nvrtc
-from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
+from gemmule.core.problem import COMPLEX, ITEMSIZE, Problem, QuantSpec
 from gemmule.core.registry import device_rungs
 from gemmule.core.rung import CudaRung, DeviceRung, Signature
 from gemmule.oracle import biased, scaled
@@ -90,7 +90,8 @@ def trials(rung: DeviceRung, signature: Signature, *, few: bool = False) -> Iter
     for quant in _spread(quants, 1 if few else 4, signature):
         yield from _parameter_trials(rung, signature, quant, few=few)
     samples = [awkward(rung, signature, quants[0], which) for which in range(3)]
-    for sample in [p for p in samples if not is_integer | few and rung.refusal(p) is None][:1]:
+    finite = is_integer or few or signature[2] in COMPLEX  # where the rule for NaN is none
+    for sample in [p for p in samples if not finite and rung.refusal(p) is None][:1]:
         params = rung.check_params(sample, None)
         for case in _spread(list(nonfinite_cases(sample)), 40, signature):
             yield Trial(sample, params, "nonfinite", "contiguous", case.seed)
@@ -123,6 +124,8 @@ def _edges(
         if rung.op == "grouped":  # whole vectors and groups, at any other size
             whole = {"k": ceil_div(problem.k, 32) * 32, "n": ceil_div(problem.n, 8) * 8}
             changes.append({"alignment": 16, **whole})
+        if rung.op == "matmul" and problem.k % 4 and not rung.quantized:
+            changes.append({"alignment": 16, "k": ceil_div(problem.k, 4) * 4})
         if 0 < problem.k < 64 and not rung.quantized:
             changes.append({"k": problem.k + 64})
         changed = (replace(problem, **one) if one else problem for one in changes)

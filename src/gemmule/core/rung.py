@@ -49,6 +49,13 @@ class Machine:
 
 MOST_PER_ADD = 2.0  # unit roundoffs an addition, of sums that are float32's: tensor cores cut off
 ACTIVATION_GROUP = 32  # terms of a sum that share a scale of 8-bit activations
+EXACT_COLUMNS = 16  # of codes beside halves: up to so many columns no weight is rounded
+
+
+def may_round_weights(problem: Problem) -> bool:
+    """Tell whether codes may be rounded, each weight once, to the dtype of x."""
+    tokens = problem.n if problem.op != "grouped" else problem.m // max(problem.batch, 1)
+    return tokens > EXACT_COLUMNS and problem.quant is not None and not problem.quant.exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +365,8 @@ class LibraryRung(Rung):
     """A product of a library for GPUs: ``bind(problem, call, params) -> run(a, b, out, ...)``.
 
     `spec` is what the library is told of a product, a frozen dataclass. `available` says what is
-    missing for it on this machine, or None. `workspace`: bytes beside the library's.
+    missing for it on this machine, or None. `workspace`: bytes beside the library's. Also where a
+    kernel of another rung stands for the library: `archs` are then those that it runs on.
     """
 
     backend: ClassVar[str] = "cuda"
@@ -367,6 +375,11 @@ class LibraryRung(Rung):
     bind: Callable[[Problem, Call, Params], Callable[..., None]]
     available: Callable[[], str | None]
     workspace: Callable[[Problem, Params], int] = lambda problem, params: 0
+    archs: tuple[str, ...] = architectures.LISTED
+
+    def runs_on(self, arch: str) -> bool:
+        """Tell whether a device of an architecture, listed or not, has what it needs."""
+        return self.archs == architectures.LISTED or architectures.like(arch) in self.archs
 
     def refusal(self, problem: Problem) -> str | None:
         """Return why the rung does not take `problem` on this machine, or None when it does."""

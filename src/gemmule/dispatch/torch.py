@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.byte_slices import BySlices
+from gemmule.backends.cuda.complex_parts import ByParts
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.backends.cuda.packed.launch import PackedLauncher
@@ -28,7 +30,7 @@ from gemmule.dispatch.host import FastPath
 from gemmule.dispatch.torch_repeats import Known, Product, RepeatGuard, known
 from gemmule.quant.cuda.by_library import ByLibrary
 
-Run = Launcher | PackedLauncher | LibraryRun | ByLibrary
+Run = Launcher | PackedLauncher | LibraryRun | ByLibrary | ByParts | BySlices
 
 
 class TensorCall(FastPath):
@@ -151,7 +153,7 @@ def _starter(run: Run, ordinal: int) -> tuple[Start, Callable[[], Any] | None]:
     if isinstance(run, LibraryRun):
         prepared = run.prepared(ordinal)
         start, nbytes = prepared.starter(1.0, 0.0), prepared.workspace_bytes
-    elif isinstance(run, ByLibrary):
+    elif isinstance(run, ByLibrary | ByParts | BySlices):
         start, nbytes = run.starter(ordinal), run.workspace_bytes(ordinal)
     else:
         start, nbytes = run.starter(ordinal), run.workspace

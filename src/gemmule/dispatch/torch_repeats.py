@@ -16,7 +16,7 @@ import torch
 
 from gemmule.arrays.interop import quantized_form
 from gemmule.arrays.prepared import PreparedMatrix
-from gemmule.backends.cuda.arrays import ordinal_named
+from gemmule.backends.cuda.arrays import is_lazy, ordinal_named
 from gemmule.backends.cuda.launch_args import addresses, packed_addresses
 from gemmule.core.caches import table
 from gemmule.core.canonical import Call
@@ -101,8 +101,8 @@ def seen(operand: Any) -> Signature | None:
         kind = known(operand).kind
         return None if kind is None else (kind, (), (), kind.ordinal)
     ordinal = operand.get_device()
-    if ordinal < 0 or operand.is_neg():
-        return None  # a lazily negated view holds other values than its memory
+    if ordinal < 0 or is_lazy(operand):
+        return None  # such a view holds other values than its memory
     return operand.dtype, operand.shape, operand.stride(), ordinal
 
 

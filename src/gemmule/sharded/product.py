@@ -18,7 +18,7 @@ from gemmule.backends.cuda.starter import kernels, loaded, whole_starter
 from gemmule.choose import eligible
 from gemmule.core.canonical import Options, canonical
 from gemmule.core.operand import Form
-from gemmule.core.problem import Problem
+from gemmule.core.problem import COMPLEX, Problem
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung, Machine, Step
 from gemmule.sharded.rows import Rows, Seat
@@ -88,10 +88,13 @@ def gather_blocks(words: int, step: Step) -> int:
 
 
 def _chosen(problem: Problem, machine: Machine, name: str | None) -> tuple[CudaRung, Any]:
-    """Return the quickest proved rung that sends, or the named one, with its parameters."""
+    """Return the quickest proved rung that sends, or the named one, with its parameters.
+
+    What is sent comes in words of 4 bytes and of reals: no complex numbers.
+    """
     proved = backends.get("cuda").proved
     found = []
-    for rung in cuda_rungs():
+    for rung in cuda_rungs() if problem.out not in COMPLEX else ():
         if not rung.sends or name not in (None, rung.name) or rung.refusal(problem) is not None:
             continue
         suggestion = rung.suggest(problem, machine)

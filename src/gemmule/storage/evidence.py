@@ -148,7 +148,7 @@ def is_proved(
     rung is for all of them.
     """
     name = (rung.folder, rung.name, variant_of(problem) + SCALED * scales)
-    if isinstance(rung, CudaRung) and not rung.runs_on(arch):
+    if isinstance(rung, CudaRung | LibraryRung) and not rung.runs_on(arch):
         return False
     if bias and arch not in proved_on(rung, problem, WITH_BIAS):
         return False

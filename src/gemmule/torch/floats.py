@@ -32,7 +32,8 @@ class Floats(torch.Tensor):  # type: ignore[misc]
     """What a quantised layer has for ``weight``: of a weight's form, computed when it is read.
 
     dtype, shape and device cost nothing, which is what most models ask for. Every operation is
-    given the dequantised numbers, a fresh tensor each time; none may write to them.
+    given the dequantised numbers, a fresh tensor each time; none may write to them. What is taken
+    out of it (``.data``, ``.detach()``, a slice) is such a tensor of its own.
     """
 
     _is_hf_initialized = True  # transformers would draw random numbers for it
@@ -53,7 +54,7 @@ class Floats(torch.Tensor):  # type: ignore[misc]
         cls, function: Any, types: Any, given: Any = (), options: Any = None
     ) -> Any:
         """Refuse to be given other data, which would be lost."""
-        if function == torch.Tensor.data.__set__:
+        if function in (torch.Tensor.data.__set__, torch.Tensor.__setitem__):
             raise TypeError(_FIXED)
         with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors
             return function(*given, **(options or {}))

@@ -6,6 +6,7 @@ and one float weight are in memory; a run that was cut off goes on where it stop
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
@@ -32,7 +33,7 @@ from gemmule.torch.pretrained import OF_EXPERTS, GemmuleConfig, GemmuleQuantizer
 
 _MOST_BYTES = 1 << 30
 _INDEX = "model.safetensors.index.json"
-_OPTIONS = "gemmule_options"
+_OPTIONS, _SOURCE = "gemmule_options", "gemmule_source"  # what a written file is marked with
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ def quantise_folder(
 
     source: a folder of transformers with safetensors files; target: a folder that is new, empty or
     holds the beginning of the same, whose complete files are kept. The iterator yields each tensor
-    that is done. ValueError where source is quantised already, holds no safetensors, or target
-    was begun with other options.
+    that is done. ValueError where source is quantised already, holds no safetensors or damaged
+    ones, or target was begun with other options or of another model.
     """
     source, target = Path(source), Path(target)
     settings = transformers.AutoConfig.from_pretrained(source)
@@ -100,15 +101,30 @@ def quantise_folder(
     kind = getattr(transformers, settings.architectures[0])
     with torch.device("meta"):
         model = kind(settings)
-    weights = list(_weights(source, model, config))
+    try:
+        weights = list(_weights(source, model, config))
+    except SafetensorError as error:
+        raise ValueError(f"{source} holds a damaged .safetensors file: {error}") from None
     if any(isinstance(one, Experts) for one in weights):
         config = GemmuleConfig(**config.to_dict() | {"format": OF_EXPERTS})
     target.mkdir(parents=True, exist_ok=True)
+    marks = {_OPTIONS: config.to_json_string(), _SOURCE: _state_of(source)}
     for file in target.glob("*.safetensors"):
         with safe_open(file, "pt") as begun:
-            if (begun.metadata() or {}).get(_OPTIONS) != config.to_json_string():
-                raise ValueError(f"{file} was written with other options: give another folder")
-    return len(weights), _written(source, target, weights, model, config, most_bytes)
+            if not marks.items() <= (begun.metadata() or {}).items():
+                raise ValueError(
+                    f"{file} was written with other options or of another model (also of {source} "
+                    "before its files changed): give another folder, or remove what is there"
+                )
+    model.config.quantization_config = config
+    return len(weights), _written(source, target, weights, model, marks, most_bytes)
+
+
+def _state_of(source: Path) -> str:
+    """Return a digest of a folder's weights: of which files there are, how large, written when."""
+    found = [(file.name, file.stat()) for file in sorted(source.glob("*.safetensors"))]
+    told = [(name, state.st_size, state.st_mtime_ns) for name, state in found]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def _weights(source: Path, model: Any, config: GemmuleConfig) -> Iterator[Weight]:
@@ -185,7 +201,7 @@ def _written(
     target: Path,
     weights: list[Weight],
     model: Any,
-    config: GemmuleConfig,
+    marks: dict[str, str],
     most_bytes: int,
 ) -> Iterator[Weight]:
     shards: list[list[Weight]] = [[]]
@@ -193,7 +209,6 @@ def _written(
         if shards[-1] and sum(one.nbytes for one in shards[-1]) + weight.nbytes > most_bytes:
             shards.append([])
         shards[-1].append(weight)
-    options = config.to_json_string()
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = target / f"model-{number:05}-of-{len(shards):05}.safetensors"
@@ -203,7 +218,7 @@ def _written(
                 tensors |= weight.tensors()
                 yield weight
             begun = file.with_suffix(".begun")
-            save_file(tensors, begun, {"format": "pt", _OPTIONS: options})
+            save_file(tensors, begun, {"format": "pt", **marks})
             begun.replace(file)
             del tensors
         else:
@@ -216,5 +231,4 @@ def _written(
         weightless = not other.name.endswith((".safetensors", ".bin", _INDEX, ".gguf", ".pth"))
         if other.is_file() and weightless:
             shutil.copy(other, target)
-    model.config.quantization_config = config
     model.config.save_pretrained(target)  # the last: without it, there is no model here

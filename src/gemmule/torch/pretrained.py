@@ -11,6 +11,7 @@ import copy
 import ctypes
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -34,6 +35,7 @@ from gemmule.torch.replacing import places, take_over
 from gemmule.torch.saving import METHOD
 
 FORMAT = 1
+OPTIONS = ("bits", "group_size", "symmetric", "scale_dtype", "method")  # of `gemmule.quantize`
 OF_EXPERTS = 2  # the format where experts are quantised, which earlier versions would pass over
 # Of glibc. Floats that were read are freed between codes that stay; without it those pages remain
 # the process's, how many by chance.
@@ -46,10 +48,12 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     - ``bits``, ``group_size``, ``symmetric``, ``scale_dtype``, ``method``: those of
       `gemmule.quantize`. ``number_format``: its ``format``, of 4-bit floats.
-    - ``modules_to_not_convert``: names or patterns of layers that stay floats, as transformers
-      matches them; by default the output head and what is tied. ``[]``: none.
+    - ``modules_to_not_convert``: names of layers that stay floats, the ends of names, patterns
+      (``"*.down_proj"``) or regular expressions, as transformers matches them; by default the
+      output head and what is tied, which a list must name beside others. ``[]``: none.
     - ``layers``: options of single layers by name or pattern (``"*.down_proj"``), the first that
-      fits; of a saved model the bits and groups that differ.
+      fits; of a saved model the bits and groups that differ. ValueError for an option that
+      `gemmule.quantize` has not. What meets no layer of a model is warned of.
     - ``format``: the version of what is saved; ValueError for one that this version does not read.
 
     >>> from gemmule.torch import GemmuleConfig
@@ -92,19 +96,20 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
                 )
             self.bits, self.group_size = own
         self.modules_to_not_convert = modules_to_not_convert
-        self.layers = {name: dict(own) for name, own in (layers or {}).items()}
+        self.layers = {name: dict(own or {}) for name, own in (layers or {}).items()}
+        for name, given in self.layers.items():
+            for option in given:
+                checks.one_of(f"an option of layers[{name!r}]", option, (*OPTIONS, "format"))
+            checks.bits(given.get("bits", self.bits))
+            checks.group_size(given.get("group_size", self.group_size))
 
     def options_of(self, name: str) -> dict[str, Any]:
         """Return the options of `gemmule.quantize` for the layer of a name."""
-        keys = ("bits", "group_size", "symmetric", "scale_dtype", "method")
-        options = {key: getattr(self, key) for key in keys}
+        options = {key: getattr(self, key) for key in OPTIONS}
         if hasattr(self, "number_format"):
             options["format"] = self.number_format
-        for pattern, own in self.layers.items():
-            # A base model's layers have names that lack the prefix, or have it.
-            if fnmatchcase(name, pattern) or _ends(name, pattern) or _ends(pattern, name):
-                return options | own
-        return options
+        fits = (own for pattern, own in self.layers.items() if _means(pattern, name))
+        return options | next(fits, {})
 
     def describing(self, model: torch.nn.Module) -> GemmuleConfig:
         """Return these options with the bits and groups that a model's layers have."""
@@ -123,8 +128,19 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
         return made
 
 
-def _ends(longer: str, shorter: str) -> bool:
-    return longer.endswith(f".{shorter}")
+def _means(pattern: str, name: str) -> bool:
+    """Tell whether a layer is meant; a base model's have names that lack the prefix, or have it."""
+    ends = f".{name}".endswith(f".{pattern}") or pattern.endswith(f".{name}")
+    return ends or fnmatchcase(name, pattern)
+
+
+def _regular(pattern: str) -> str:
+    """Return a pattern that begins with a star as the regular expression that it means.
+
+    >>> _regular("*.down_proj"), _regular("lm_head")
+    ('.*\\\\.down_proj', 'lm_head')
+    """
+    return ".*".join(map(re.escape, pattern.split("*"))) if pattern.startswith("*") else pattern
 
 
 def quantised(model: torch.nn.Module) -> Iterable[tuple[str, Coded]]:
@@ -357,7 +373,22 @@ class GemmuleQuantizer(HfQuantizer):  # type: ignore[misc]
             there = set(self.layers_in(model, keys_of(files), ("codes",)).values())
             every = (*linears, *self.stacked)
             return {name: config.options_of(name) for name in every if name in there}
-        floats = self.get_modules_to_not_convert(model, config.modules_to_not_convert)
+        if config.method == "gptq":
+            raise ValueError(
+                "method='gptq' needs the inputs of each layer, which loading a model has not: load "
+                "it in floats, then gemmule.torch.calibrate and quantize_"
+            )
+        asked = config.modules_to_not_convert
+        asked = None if asked is None else [_regular(one) for one in asked]
+        weights, modules = [*linears, *self.stacked], [name for name, _ in model.named_modules()]
+        strange = [
+            *(one for one in asked or () if all(should_convert_module(m, [one]) for m in modules)),
+            *(one for one in config.layers if not any(_means(one, name) for name in weights)),
+        ]
+        if strange:
+            told = f"no layer of this model is called {', '.join(map(repr, strange))}"
+            warnings.warn(f"{told}: nothing follows from it", stacklevel=2)
+        floats = self.get_modules_to_not_convert(model, asked)
         names = [name for name in linears if should_convert_module(name, floats)]
         for name, how in self.stacked.items():  # both projections of experts, or none
             experts = name.rpartition(".")[0]

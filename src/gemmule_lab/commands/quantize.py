@@ -19,7 +19,9 @@ from gemmule_lab.commands import _options as options
 @options.one("--group-size", int, 64, "Columns that share a scale; -1 for a row.")
 @options.one("--format", tuple(GROUP_SIZES), None, "Of 4-bit floats, in place of bits and group.")
 @options.one("--method", ("rtn", "mse", "hqq"), None, "By default hqq, of a format mse.")
-@click.option("--keep", multiple=True, help="Layer that stays floats, by name; besides the head.")
+@click.option(
+    "--keep", multiple=True, help="Name or pattern of layers that stay floats, as the head does."
+)
 def quantize(
     model: Path,
     out: Path,

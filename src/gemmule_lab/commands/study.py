@@ -29,7 +29,7 @@ def _experiments(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 @options.one("--device", ("cpu", "cuda"), None, "Only this; default: both.")
 @options.out("Folder of the rows and plots.")
 @options.folder("--evidence", help="Write the rows to <evidence>/<device>/ instead.")
-@options.flag("--show", "Only judge the rows on file, or gemmule's own: no GPU is needed.")
+@options.flag("--show", "Only judge the rows on file, or our own; draws where --out is given.")
 @options.some(
     "--only", "only", "Only this experiment; may be repeated.", shell_complete=_experiments
 )
@@ -154,8 +154,9 @@ def _one(
         click.echo(f"wrote {target}: {len(rows)} rows")
     if against:
         _beside(number, rows, against, out)
-    if evidence is not None:  # `make docs` draws from evidence
-        click.echo(f"rows in {path}")
+    chosen = click.get_current_context().get_parameter_source("out")
+    if evidence is not None or (show and chosen is click.core.ParameterSource.DEFAULT):
+        click.echo(f"rows in {path}")  # `make docs` draws from evidence
         return told
     with working("drawing"):
         results.write_plots(number, rows, out)

@@ -126,9 +126,8 @@ class Study:
     """One document's experiments; its file says what it asks, and what the grid leaves out.
 
     ``steps(backend, full)`` is the grid, `table` the header of the table of printed figures beside
-    ours and what yields its lines, `charts` are those that `gemmule_lab.studies.charted` draws,
-    ``more(rows, backend)`` the drawings of its own. together: on a machine with a GPU the GPU's
-    bench times the CPU's implementations as well.
+    ours and what yields its lines, `charts` are those that `gemmule_lab.studies.charted` draws.
+    together: on a machine with a GPU the GPU's bench times the CPU's implementations as well.
     """
 
     number: str

@@ -157,7 +157,7 @@ class CpuBench(CellBench):
     """Times cells on this CPU, through the public API."""
 
     backend = "cpu"
-    max_blocks, block_s, lane_s = 15, 0.005, 0.3
+    max_blocks, block_s, lane_s = 15, 0.005, 0.2
 
     def __init__(self, seconds: float | None = None) -> None:
         self.bench = HostBench(slowest_s=SLOWEST_CALL_S)

@@ -7,6 +7,7 @@ largest error is reported as a share of that bound.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -193,19 +194,22 @@ def rows_of(a: Any, rows: slice) -> Any:
 
 
 class BlockCheck:
-    """Watches the blocks of a `gemmule_lab.files.multiply.multiply` and keeps the worst verdict."""
+    """Watches the blocks of a `gemmule_lab.files.multiply.multiply` and keeps the worst verdict.
+
+    seconds: what judging took.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._elements = 0
         self.ok = True
-        self.ratio = 0.0
+        self.ratio = self.seconds = 0.0
         self.worst = ""
         self._quantised = ""
 
     def __call__(self, part: slice, left: Any, right: Any, result: Array) -> None:
         """Judge one block: the operands that the public function was given, and its result."""
-        job = self._job
+        job, start = self._job, time.perf_counter()
         device = job.device or "cpu"
         operands = left, right
         if device != "cpu":
@@ -221,6 +225,7 @@ class BlockCheck:
                 f"check: what was compared is the product of the {job.bits}-bit matrix; it is "
                 f"{moved:.3g} % off that of the file's own matrix (norm of the difference)"
             )
+        self.seconds += time.perf_counter() - start
 
     def _keep(self, verdict: oracle.Verdict, index: tuple[int, ...], part: slice) -> None:
         self.ratio = max(self.ratio, verdict.ratio)

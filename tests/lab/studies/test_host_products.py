@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +15,8 @@ import pytest
 import gemmule as gm
 from counters import crosscheck, ladder_times
 from counters.ladder_times import Spot
-from emulated_driver import EmulatedDriver, emulated
+from emulated_driver import TimedDriver, emulated
 from fake_cublas import FakeCublas, installed
-from fake_driver import _Names
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.registry import ladder
@@ -41,49 +39,6 @@ from gemmule_lab.studies.products import passes
 from gemmule_lab.studies.products import totals as host_products
 from gemmule_lab.studies.products.passes import CPU_LOOP, NAIVE, NUMPY, PARTS, PINNED, SHARED, Way
 from lab_rows import PARTS_OF_THE_WAY
-
-
-class TimedDriver(EmulatedDriver):
-    """An emulated device with events, 2 ns from one to the next, and page-locked memory."""
-
-    CUstream_flags = CUstreamCaptureMode = _Names()
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
-        self.pinned: dict[int, Any] = {}
-        self.events: set[int] = set()
-
-    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
-        self.events.add(len(self.events) + 1)
-        return self._answer("cuEventCreate", len(self.events))
-
-    def cuEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:
-        return self._answer("cuEventRecord")
-
-    def cuEventSynchronize(self, event: int) -> tuple[Any, ...]:
-        return self._answer("cuEventSynchronize")
-
-    def cuEventElapsedTime(self, before: int, after: int) -> tuple[Any, ...]:
-        assert before != after
-        return self._answer("cuEventElapsedTime", 2e-6)
-
-    def cuEventDestroy(self, event: int) -> tuple[Any, ...]:
-        return self._answer("cuEventDestroy")
-
-    def __getattr__(self, name: str) -> Any:
-        """Answer whatever streams and graphs are asked for: launched kernels have run by then."""
-        if name.startswith(("cuStream", "cuGraph")):
-            return lambda *_: self._answer(name, 1)
-        raise AttributeError(name)
-
-    def cuMemAllocHost(self, nbytes: int) -> tuple[Any, ...]:
-        block = (ctypes.c_uint8 * nbytes)()
-        self.pinned[ctypes.addressof(block)] = block
-        return self._answer("cuMemAllocHost", ctypes.addressof(block))
-
-    def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
-        del self.pinned[address]
-        return self._answer("cuMemFreeHost")
 
 
 @dataclass

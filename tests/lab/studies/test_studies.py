@@ -31,8 +31,6 @@ from gemmule_lab.records.study import Rows, StudyRow
 from gemmule_lab.report.plots import draw
 from gemmule_lab.studies import charted, runner, show
 from gemmule_lab.studies.documents import (
-    claims_001,
-    claims_004,
     document_000,
     document_001,
     document_002,
@@ -238,7 +236,7 @@ FASTER_MEANS = [
     ("003", "table-int8", "sizes", "int8 product table", "int8 codes, 128 threads", FAILED),
     ("003", "table-int4", "sizes", "int4 product table", "int4 codes, 128 threads", CONFIRMED),
     ("003", "int4-16-values", "sizes", "int4 codes", "int4 codes, 8 values", CONFIRMED),
-    ("001", "fmaf", "kernels", claims_001.FMA_ON, claims_001.FMA_OFF, FAILED),
+    ("001", "fmaf", "kernels", document_001.FMA_ON, document_001.FMA_OFF, FAILED),
     ("001", "sums-in-c", "kernels", "naive, fused", "naive, sums in C", CONFIRMED),
 ]
 
@@ -279,7 +277,7 @@ def test_codes_are_judged_by_what_is_chosen_for_the_device() -> None:
 
 def test_the_launch_and_shared_memory_are_told_apart() -> None:
     def kernels(lone: float, naive: float, shared: float) -> list[StudyRow]:
-        names = (claims_001.LONE_NAIVE, claims_001.FULL_NAIVE, claims_001.FMA_ON)
+        names = (document_001.LONE_NAIVE, document_001.FULL_NAIVE, document_001.FMA_ON)
         return [
             study_row("001", "kernels", name, us, n=1024)
             for name, us in zip(names, (lone, naive, shared), strict=True)
@@ -321,7 +319,7 @@ def total(name: str, times_us: Mapping[int, float], backend: str = "cuda") -> li
     return [
         study_row(
             "001",
-            claims_001.TOTAL,
+            document_001.TOTAL,
             name,
             us,
             backend=backend,
@@ -340,8 +338,8 @@ def test_break_even_sizes() -> None:
     assert verdict("001", "cpu-slow", cpu + gpu) == CONFIRMED
     slow = total("shared tile", {11: 60.0, 61: 600.0, 101: 900.0, 1001: 3e5})
     assert verdict("001", "break-even-own", cpu + slow) == FAILED
-    assert claims_001.last_crossing({1: 0.5, 2: 4.0, 3: 0.5}) is None
-    assert claims_001.last_crossing({4: 2.0, 9: 3.0}) == 4.0
+    assert document_001.last_crossing({1: 0.5, 2: 4.0, 3: 0.5}) is None
+    assert document_001.last_crossing({4: 2.0, 9: 3.0}) == 4.0
     eigen = total("eigen", {11: 5.0, 41: 90.0, 101: 400.0}, "cpu")
     numpy = total("numpy", {11: 5.0, 41: 90.0, 101: 400.0}, "cpu")
     cublas = total("cublas", {11: 60.0, 41: 60.0, 101: 70.0})
@@ -354,7 +352,7 @@ def test_a_break_even_lies_between_sizes_and_has_an_interval() -> None:
     cpu = total("cpu loop", {32: 10.0, 64: 80.0, 128: 640.0}, "cpu")
     gpu = total("shared tile", {32: 40.0, 64: 40.0, 128: 40.0})
     wide = [dataclasses.replace(r, times_us=Times(r.us, r.us / 2, r.us * 2, 1.0, 9)) for r in cpu]
-    found = claims_001.crossing(Rows([*wide, *gpu]), "cpu loop", "shared tile")
+    found = document_001.crossing(Rows([*wide, *gpu]), "cpu loop", "shared tile")
     assert found is not None
     assert found.at == pytest.approx(32 * 2 ** (2 / 3), rel=1e-6)
     assert (found.low, found.high) == pytest.approx((32 * 2 ** (1 / 3), 64.0), rel=1e-6)
@@ -365,7 +363,7 @@ def test_small_products_and_tiles_of_one() -> None:
     for us, expected in ((90.0, CONFIRMED), (400.0, FAILED)):  # the kernel takes 40 less
         both = [*total("naive", {16: us, 64: us}), *total("shared tile", {16: us, 64: us})]
         assert verdict("001", "equal-small", [*loop, *both]) == expected
-    tile, naive = claims_001.LONE_TILE, claims_001.LONE_NAIVE
+    tile, naive = document_001.LONE_TILE, document_001.LONE_NAIVE
     for ratio, expected in ((1.05, CONFIRMED), (0.5, FAILED)):
         rows = pair("001", "kernels", tile, naive, ratio, n=1024)
         assert verdict("001", "tile-1", rows) == expected
@@ -388,9 +386,9 @@ def test_rows_and_heights_decide() -> None:
             study_row(
                 "004", "heights x widths", f"{a} {h} x {w}", 1.0 if h == best else 2.0, m=64, n=64
             )
-            for a in claims_004.ALGORITHMS
-            for h in claims_004.HEIGHTS
-            for w in claims_004.WIDTHS
+            for a in document_004.ALGORITHMS
+            for h in document_004.HEIGHTS
+            for w in document_004.WIDTHS
             if w <= h
         ]
         assert verdict("004", "height-1024", rows) == expected
@@ -520,7 +518,7 @@ def test_limits_of_001() -> None:
     heavy = [
         study_row(
             "001",
-            claims_001.TOTAL,
+            document_001.TOTAL,
             "shared tile",
             300.0,
             temperature="once",
@@ -613,10 +611,10 @@ def test_ceilings_decide() -> None:
 
 def widths(best: Mapping[str, int], naive: float = 55.0) -> list[StudyRow]:
     rows = []
-    for algorithm in claims_004.ALGORITHMS:
-        for width in claims_004.WIDTHS:
+    for algorithm in document_004.ALGORITHMS:
+        for width in document_004.WIDTHS:
             us = 10.0 + abs(
-                claims_004.WIDTHS.index(width) - claims_004.WIDTHS.index(best[algorithm])
+                document_004.WIDTHS.index(width) - document_004.WIDTHS.index(best[algorithm])
             )
             rows.append(study_row("004", "widths", f"{algorithm} {width}", us, m=64, n=128))
     for name, us in (("naive", naive), ("naive transposed", 73.0)):
@@ -625,9 +623,9 @@ def widths(best: Mapping[str, int], naive: float = 55.0) -> list[StudyRow]:
 
 
 def test_widths_wins_and_ratios_of_004() -> None:
-    even = widths(dict.fromkeys(claims_004.ALGORITHMS, 64))
+    even = widths(dict.fromkeys(document_004.ALGORITHMS, 64))
     assert verdict("004", "width-64", even) == CONFIRMED
-    uneven = dict.fromkeys(claims_004.ALGORITHMS, 64) | {"block_multiply_transposed": 8}
+    uneven = dict.fromkeys(document_004.ALGORITHMS, 64) | {"block_multiply_transposed": 8}
     assert verdict("004", "width-64", widths(uneven)) == FAILED
     assert verdict("004", "always-faster", even) == CONFIRMED
     assert verdict("004", "always-faster", widths(uneven, naive=5.0)) == FAILED
@@ -658,8 +656,8 @@ def test_printed_figures_are_recomputed() -> None:
     assert ("P100", "torch", 8192) in wrong
     assert ("P100", "fp16", 8192) not in wrong
     averages = document("004")["printed"]["average_ms"]
-    for name in claims_004.ALGORITHMS:
-        width_64 = document("004")["printed"]["width_ms"][name][claims_004.WIDTHS.index(64)]
+    for name in document_004.ALGORITHMS:
+        width_64 = document("004")["printed"]["width_ms"][name][document_004.WIDTHS.index(64)]
         assert width_64 == averages[name]
 
 
@@ -668,14 +666,14 @@ def sizes_of(name: str) -> set[int]:
     return {
         int(step.filed["n"])
         for step in document_001.steps("cuda", True)
-        if isinstance(step, Task) and step.experiment == claims_001.TOTAL and name in step.names
+        if isinstance(step, Task) and step.experiment == document_001.TOTAL and name in step.names
     }
 
 
 def test_full_grids_are_the_documents() -> None:
-    assert len(claims_004.shapes()) == 84
-    assert (2, 128) in claims_004.shapes()
-    assert (1 << 14, 1 << 14) in claims_004.shapes()
+    assert len(document_004.shapes()) == 84
+    assert (2, 128) in document_004.shapes()
+    assert (1 << 14, 1 << 14) in document_004.shapes()
     own, cublas = (sizes_of(name) for name in ("shared tile", "cublas"))
     assert own == {*range(1, 992, 10), *range(1000, 4001, 100), *(1 << p for p in range(5, 13))}
     assert {1, 5001, 10000, 26000} <= cublas
@@ -722,7 +720,7 @@ def test_what_a_usual_grid_leaves_out_is_said_in_the_documents_own_file() -> Non
     ):
         joined = " and " if number == "003" else ", "
         assert joined.join(map(str, sizes)) in words[number]
-    skipped = [p for p in claims_004.EXPONENTS if p not in claims_004.THIN_EXPONENTS]
+    skipped = [p for p in document_004.EXPONENTS if p not in document_004.THIN_EXPONENTS]
     assert ", ".join(f"2^{p}" for p in skipped) in words["004"]
 
 
@@ -897,8 +895,8 @@ def test_the_tuned_kernel_has_to_win_by_a_tenth_warm_and_cold() -> None:
 
 
 def race(algorithm: str, ours: float, naive: float, **case: int) -> list[StudyRow]:
-    rows = [study_row("004", "widths", claims_004.NAIVE[algorithm], naive, **case)]
-    for width in claims_004.WIDTHS:
+    rows = [study_row("004", "widths", document_004.NAIVE[algorithm], naive, **case)]
+    for width in document_004.WIDTHS:
         us = 1.0 if width == 8 else ours
         rows.append(study_row("004", "widths", f"{algorithm} {width}", us, **case))
     return rows
@@ -911,7 +909,7 @@ def test_where_block_and_multiply_loses_above_a_megabyte_is_said() -> None:
     assert verdict("004", "above-1-mb", race("block_multiply", 5.0, 4.0, **big)) == FAILED
     assert verdict("004", "above-1-mb", race("block_multiply", 5.0, 4.0, **small)) == NOT_MEASURABLE
     slower = race("block_multiply_transposed", 38.0, 10.0, **big)
-    judge = next(c.judge for c in claims_004.CLAIMS.all() if c.id == "above-1-mb")
+    judge = next(c.judge for c in document_004.CLAIMS.all() if c.id == "above-1-mb")
     finding = judge(Rows([*won, *slower]))
     assert finding.outcome == CONFIRMED  # the transposed form is another algorithm
     assert "block_multiply_transposed in 0 of 1 cases (1 at its best width)" in finding.figure

@@ -60,10 +60,15 @@ def form_of(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtyp
     return Form(shape, strides, dtype, alignment_of(pointer))
 
 
+def is_lazy(tensor: Any) -> bool:
+    """Tell whether a tensor is a lazily negated or conjugated view."""
+    return bool(tensor.is_neg() or tensor.is_conj())
+
+
 def from_torch(tensor: Any, dtype: str) -> Operand:
-    """Return a CUDA tensor as an operand; of a lazily negated view, whose memory holds other values
-    than it does, a copy."""
-    plain = tensor.resolve_neg() if tensor.is_neg() else tensor
+    """Return a CUDA tensor as an operand; of a lazily negated or conjugated view, whose memory
+    holds other values than it does, a copy."""
+    plain = tensor.resolve_conj().resolve_neg() if is_lazy(tensor) else tensor
     pointer = plain.data_ptr()
     form = form_of(pointer, plain.shape, plain.stride(), dtype)
     return Operand(plain, pointer, form, f"cuda:{tensor.get_device()}", "torch", tensor)

@@ -1,5 +1,5 @@
-// An array of any strides becomes a packed one of a wider float type.
-#include "args.cuh"
+// An array of any strides becomes a packed one of a wider float type, or of complex numbers.
+#include "complex.cuh"
 
 constexpr int MOST_AXES = 8;
 

@@ -13,10 +13,11 @@ from gemmule.backends.base import Run
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import starter
 from gemmule.core.operand import Form, Ints, Operand
-from gemmule.core.problem import ITEMSIZE
+from gemmule.core.problem import COMPLEX, ITEMSIZE
 from gemmule.core.rung import Step
 
 CTYPE = {"float64": "double", "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+CTYPE |= {name: name for name in COMPLEX}
 SOURCE = Path(__file__).with_suffix(".cu")
 MOST_AXES, THREADS, MOST_BLOCKS = 8, 256, 8192
 _ARGS = struct.Struct(f"<QQqq{MOST_AXES}q{MOST_AXES}q")

@@ -13,6 +13,7 @@ import functools
 from gemmule.backends.base import Run
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, tensor_maps
+from gemmule.backends.cuda.library import rescale
 from gemmule.backends.cuda.packed import launch as packed
 from gemmule.backends.cuda.starter import (
     Kernels,
@@ -127,13 +128,23 @@ class Launcher:
         self._starts: dict[int, Start] = {}
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
-        """Launch on operands of the prepared forms."""
+        """Launch on operands of the prepared forms.
+
+        Structs hold real scalars: by others a pass behind the kernels multiplies.
+        """
         ordinal = int(out.device[5:])
         stream = device_arrays.current_stream(out, ordinal)
+        scale = (alpha, beta) if alpha.imag or beta.imag else None
+        kept = rescale.old_bytes(out, beta) if scale else 0
         start = self._starts.get(ordinal)
         if start is None:
             start = self._starts[ordinal] = self.starter(ordinal, launch_args.SCALARS.format[1:])
-        work, owner = device_arrays.workspace(out, self.workspace)
+        own = -(-self.workspace // 256) * 256 if kept else self.workspace
+        work, owner = device_arrays.workspace(out, own + kept)
+        if scale:
+            alpha, beta = 1.0, 0.0
+        if kept:
+            rescale.keep(out, work + own, stream)
         matrix = launch_args.packed_addresses(a.array) if self.quantized else None
         current = driver.is_current(ordinal)
         with contextlib.nullcontext() if current else driver.on_device(ordinal):
@@ -141,6 +152,8 @@ class Launcher:
                 for left, right, result in self.offsets:
                     first = a.pointer + left if matrix is None else matrix
                     start(stream, first, b.pointer + right, out.pointer + result, work, scalars)
+        if scale:
+            rescale.rescale(out, work + own, scale, stream)
         del owner  # its allocator reuses the memory in stream order
 
     def starter(self, ordinal: int, end: str = "") -> Start:

@@ -7,8 +7,17 @@ from typing import Any
 
 from gemmule.core import device_model, registry
 from gemmule.core.device_model import Terms
-from gemmule.core.problem import FLOAT8, HALVES, ITEMSIZE, Problem
-from gemmule.core.rung import Machine, Params, Signature, Step, Suggestion, floats, integers
+from gemmule.core.problem import COMPLEX, FLOAT8, HALVES, ITEMSIZE, Problem
+from gemmule.core.rung import (
+    Machine,
+    Params,
+    Signature,
+    Step,
+    Suggestion,
+    floats,
+    integers,
+    same,
+)
 from gemmule.storage.models import numbers
 
 CTYPE = {
@@ -16,6 +25,7 @@ CTYPE = {
     "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
     "int32": "int", "uint32": "unsigned int", "int64": "long long", "uint64": "unsigned long long",
     "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float8_e8m0fnu": "e8m0",
+    "complex64": "complex64", "complex128": "complex128",
 }  # fmt: skip
 
 # Every float dtype and the mixes a product may meet, and every integer product.
@@ -40,6 +50,7 @@ FLOAT8_SIGNATURES: tuple[Signature, ...] = tuple(
     )
     for out in outs
 )
+COMPLEX_SIGNATURES: tuple[Signature, ...] = same(*COMPLEX)
 CLUSTER_ARCHS = ("sm_90a", "sm_100a", "sm_120a")  # whose blocks may form clusters
 
 
@@ -107,4 +118,5 @@ def starts_early(machine: Machine) -> bool:
 
 def accumulator(problem: Problem) -> str:
     """Return the dtype name of the running sum, as args.cuh's AccOf chooses it."""
-    return problem.out if problem.out in ("float64", "int32", "int64", "uint64") else "float32"
+    own = ("float64", "int32", "int64", "uint64", *COMPLEX)
+    return problem.out if problem.out in own else "float32"

@@ -45,12 +45,14 @@ struct Leaving {
           if (first + i < long_as) c[line * step + first + i] = v[i];
     }
   }
+  // Each sum is a Sum in the bits of a float.
+  template <class Sum = float>
   __device__ __forceinline__ void finish(const GemmArgs& p, int batch, int row, int col, int top, int rows) const {
     const int along = down ? rows : WIDTH;   // neighbours in C to neighbouring threads
 #pragma unroll 1
     for (int e = threadIdx.x; e < rows * WIDTH; e += 2 * HEIGHT + 32) {
       const int line = e / along, place = e % along, i = top + (down ? place : line), j = down ? line : place;
-      finish_at<TC>(p, batch, row + i, col + j, ((const float*)at)[i * PITCH + j]);
+      finish_at<TC>(p, batch, row + i, col + j, from_bits<Sum>(((const float*)at)[i * PITCH + j]));
     }
   }
 };

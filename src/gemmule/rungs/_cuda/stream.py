@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import COMPLEX, ITEMSIZE, Problem
 from gemmule.core.rung import Constraint
 from gemmule.rungs._cuda.geometry import ceil_div
 
@@ -13,6 +13,10 @@ FITS = Constraint(
 
 INDEXED = Constraint(
     "m and n below 2^31", lambda problem, params: max(problem.m, problem.n) < 2**31
+)
+WHOLE = Constraint(
+    "complex numbers at whole ones of them",
+    lambda problem, params: problem.a not in COMPLEX or problem.alignment >= ITEMSIZE[problem.a],
 )
 ALONE = Constraint("one product at a time", lambda problem, params: problem.batch == 1)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmule.core.device_model import Numbers, Terms
-from gemmule.core.problem import FLOATS, Problem
+from gemmule.core.problem import COMPLEX, FLOATS, Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import accumulator, ceil_div, modelled
 from gemmule.rungs._cuda.terms import rounds
@@ -16,6 +16,8 @@ Size = Callable[[Params], tuple[int, int]]  # of a block's tile: rows and column
 LARGEST_GRID = 2**31 - 1
 WIDE_INTEGERS = ("int64", "uint64")  # of which a thread holds too few for the larger tile
 EVERY_LAYOUT = ("row", "col", "strided")
+# Of a complex number's parts: four products of them are one of it.
+PARTS = {"complex64": "float32", "complex128": "float64"}
 # What matmul rungs say of themselves that take operands in any order, alone or in batches.
 ANY_ORDER: dict[str, Any] = {
     "layouts": EVERY_LAYOUT,
@@ -54,9 +56,10 @@ def by_square(
     """
 
     def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
-        side = times * params[name]
-        shape = tiles(problem, side, side), max(1, 128 // side) ** 2, max(problem.k, 1)
-        return rounds(problem, machine, shape, f"{kind(problem)} {side}")
+        side, counted = times * params[name], kind(problem)
+        steps = max(problem.k, 1) * (4 if problem.out in COMPLEX else 1)
+        shape = tiles(problem, side, side), max(1, 128 // side) ** 2, steps
+        return rounds(problem, machine, shape, f"{PARTS.get(counted, counted)} {side}")
 
     return modelled(rung, terms)
 

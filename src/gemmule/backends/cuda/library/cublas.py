@@ -35,8 +35,11 @@ WHEELS = ("cu13/lib", "cublas/lib")  # below the folder of the package `nvidia`
 INSTALL = "pip install nvidia-cublas, or import PyTorch or CuPy first"
 
 # Numbers of cublasLt.h, cublas_api.h and library_types.h.
-DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
-COMPUTE_TYPES = {"float32": 68, "tf32": 77, "float64": 70}
+DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14} | {
+    "complex64": 4,
+    "complex128": 5,
+}
+COMPUTE_TYPES = {"float32": 68, "tf32": 77, "float64": 70, "complex64": 68, "complex128": 70}
 NO_TRANSPOSE, TRANSPOSE = 0, 1
 DESC_TRANSA, DESC_TRANSB = 3, 4
 LAYOUT_BATCH_COUNT, LAYOUT_BATCH_STEP = 5, 6
@@ -111,9 +114,9 @@ class Gemm:
     alignment: int
 
     @property
-    def scalar(self) -> type[ctypes.c_float] | type[ctypes.c_double]:
-        """The C type of alpha and beta."""
-        return ctypes.c_double if self.compute == "float64" else ctypes.c_float
+    def scalar(self) -> str:
+        """The dtype of alpha and beta."""
+        return "float32" if self.compute == "tf32" else self.compute
 
 
 @functools.cache
@@ -204,7 +207,7 @@ class Prepared:
         self._algorithm = ctypes.addressof(self._chosen)  # which it begins with
         self.workspace_bytes = int(self._chosen.workspace_bytes)
         self._scalar = gemm.scalar
-        self._one, self._zero = self._scalar(1.0), self._scalar(0.0)
+        self._one, self._zero = _scalar(1.0, self._scalar), _scalar(0.0, self._scalar)
 
     def _choose(self, preference: int, rank: int) -> HeuristicResult:
         found = (HeuristicResult * MOST_ALGORITHMS)()
@@ -227,12 +230,12 @@ class Prepared:
         Addresses all; `workspace` of `workspace_bytes` bytes. Nothing waits for the product.
         """
         plain = alpha == 1 and beta == 0
-        scale = self._one if plain else self._scalar(alpha.real)
-        keep = self._zero if plain else self._scalar(beta.real)
+        scale = self._one if plain else _scalar(alpha, self._scalar)
+        keep = self._zero if plain else _scalar(beta, self._scalar)
         at_scale, at_keep = ctypes.addressof(scale), ctypes.addressof(keep)
         call, opened, product, algorithm = self._call, self._handle, self._product, self._algorithm
         of_first, of_second, of_result = self._layouts
-        size, scalars = self.workspace_bytes, (scale, keep)
+        size, kept = self.workspace_bytes, (scale, keep)  # whose addresses the library is given
 
         def start(stream: int, first: int, second: int, result: int, workspace: int) -> None:
             status = call(
@@ -240,9 +243,15 @@ class Prepared:
                 result, of_result, result, of_result, algorithm, workspace, size, stream,
             )  # fmt: skip
             if status:
-                check(status, f"multiplying {self._words} with {scalars}")
+                check(status, f"multiplying {self._words} with {[one[0] for one in kept]}")
 
         return start
+
+
+def _scalar(value: complex, dtype: str) -> Any:
+    """Return a number in memory as the library reads it: of a real dtype its first part alone."""
+    part = ctypes.c_double if dtype in ("float64", "complex128") else ctypes.c_float
+    return (part * 2)(value.real, value.imag)
 
 
 class _Made:
@@ -270,8 +279,8 @@ class _Made:
 
     def product(self, gemm: Gemm) -> int:
         """Describe types and transposes."""
-        scalar = DATA_TYPES["float64" if gemm.scalar is ctypes.c_double else "float32"]
-        made = self._create("cublasLtMatmulDesc", COMPUTE_TYPES[gemm.compute], scalar)
+        types = COMPUTE_TYPES[gemm.compute], DATA_TYPES[gemm.scalar]
+        made = self._create("cublasLtMatmulDesc", *types)
         for attribute, turned in zip((DESC_TRANSA, DESC_TRANSB), gemm.transposed, strict=True):
             value = ctypes.c_int32(TRANSPOSE if turned else NO_TRANSPOSE)
             self._set("cublasLtMatmulDesc", made, attribute, value)

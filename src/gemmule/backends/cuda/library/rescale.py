@@ -9,21 +9,23 @@ their own sums.
 from __future__ import annotations
 
 import math
+import struct
 from pathlib import Path
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import convert, launch_args, starter
+from gemmule.backends.cuda import convert, starter
 from gemmule.core.operand import Operand
-from gemmule.core.problem import ITEMSIZE
+from gemmule.core.problem import COMPLEX, ITEMSIZE
 from gemmule.core.rung import Step
 
 SOURCE = Path(__file__).with_suffix(".cu")
+_SCALE = struct.Struct("<4d")  # alpha and beta, the real part of each first
 EXACT = (0, 1, -1)  # values of alpha with which the library has nothing to round
 
 
 def wanted(alpha: complex, dtype: str) -> bool:
     """Whether a result of this dtype is to be scaled apart: it has to be that of the sums."""
-    return alpha not in EXACT and dtype in ("float32", "float64")
+    return alpha not in EXACT and dtype in ("float32", "float64", *COMPLEX)
 
 
 def old_bytes(out: Operand, beta: complex) -> int:
@@ -39,7 +41,7 @@ def keep(out: Operand, old: int, stream: int) -> None:
 def rescale(out: Operand, old: int, scale: tuple[complex, complex], stream: int) -> None:
     """Set out = alpha * out + beta * old, in the dtype of out; beta == 0 does not read old."""
     form, item = out.form, ITEMSIZE[out.form.dtype]
-    scalars = launch_args.SCALARS.pack(*(value.real for value in scale))
+    scalars = _SCALE.pack(*(part for value in scale for part in (value.real, value.imag)))
     kernel, ordinal = f"rescale<{convert.CTYPE[form.dtype]}>", device_arrays.ordinal_of(out)
     for first, offset, count, axes in convert.pieces(form):
         step = Step(kernel, convert.grid(count), (convert.THREADS, 1, 1))

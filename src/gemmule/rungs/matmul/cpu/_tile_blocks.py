@@ -173,7 +173,7 @@ def block_shares(pieces: int, by_tiles: bool = True) -> Pooled:
 @functools.cache
 def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
     start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
-    add, shapes, forget = steps.add_products(pieces), configured(*SHAPES), released()
+    add, shapes, forget = steps.add_products((pieces, pieces)), configured(*SHAPES), released()
     step_bytes, dots = pieces * TILE_BYTES, steps.add_dots()
 
     @kernel
@@ -221,7 +221,7 @@ def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
                             resume(registers, place)
                         for step in range(some):
                             one, other = above + step * step_bytes, right + step * step_bytes
-                            add(registers, one, other, panel)
+                            add(registers, one, other, count * TILE_BYTES)
                         keep(registers, place)
                     if begin + depth >= count:
                         row, column = GROUP * (top + i), GROUP * (left + j)

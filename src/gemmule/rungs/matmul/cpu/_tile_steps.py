@@ -21,8 +21,17 @@ SHAPES = ((amx.TILE_ROWS, 64),) * 8
 SUMS_BYTES = 4 * amx.TILE_BYTES
 STEP_TERMS = 32
 
-# Which pieces of A and of B are multiplied one after the other: only one of the two changes.
-PRODUCTS = {1: ((0, 0),), 2: ((0, 0), (0, 1), (1, 1), (1, 0))}
+# By how many pieces A and B have: which are multiplied one after the other. Mostly one of the two
+# changes. Of three the products below 2^-24 of the whole are left out.
+PRODUCTS = {
+    (1, 1): ((0, 0),),
+    (2, 2): ((0, 0), (0, 1), (1, 1), (1, 0)),
+    (2, 1): ((1, 0), (0, 0)),
+    (2, 3): ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0)),
+    (3, 1): ((2, 0), (1, 0), (0, 0)),
+    (3, 2): ((2, 0), (1, 0), (1, 1), (0, 1), (0, 0)),
+    (3, 3): ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)),
+}
 
 
 @functools.cache
@@ -89,18 +98,19 @@ def keep_rows() -> Intrinsic:
 
 
 @functools.cache
-def add_products(pieces: int, streamed: str = "") -> Intrinsic:
+def add_products(pieces: tuple[int, int], streamed: str = "") -> Intrinsic:
     """Return ``f(registers, a, b, panel_bytes)``: add 32 terms to the four sums.
 
-    a, b: addresses of the tiles of these terms in the first of two panels, panel_bytes apart.
-    streamed: ``"a"`` or ``"b"`` where that passes while the other stays in the first cache.
+    a, b: addresses of the tiles of these terms in the first of two panels, panel_bytes apart for
+    each of the pieces that A or B has. streamed: ``"a"`` or ``"b"`` where that passes while the
+    other stays in the first cache.
     """
 
     def emit(
         builder: Any, registers: simd.Value, a: simd.Value, b: simd.Value, panel_bytes: simd.Value
     ) -> None:
-        left = (a, builder.add(a, panel_bytes))
-        right = (b, builder.add(b, panel_bytes))
+        apart = [builder.mul(panel_bytes, panel_bytes.type(count)) for count in pieces]
+        left, right = ((at, builder.add(at, by)) for at, by in zip((a, b), apart, strict=True))
         held: tuple[int, int] = (-1, -1)
         for pair in PRODUCTS[pieces]:
             for name, tiles, places, piece, before in (

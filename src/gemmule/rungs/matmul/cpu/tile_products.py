@@ -221,7 +221,8 @@ def _arithmetic(problem: Problem) -> Arithmetic:
 
     Pieces of a number have its sign, so the magnitudes of their products sum to that of theirs.
     """
-    products = len(PRODUCTS[_pieces(problem)])
+    pieces = _pieces(problem)
+    products = len(PRODUCTS[pieces, pieces])
 
     def chain(p: Problem, params: Params) -> int:
         return 17 + products * -(-p.reduction // STEP_TERMS)

@@ -6,7 +6,8 @@ of matrices by columns, so any operand or result with one unit stride is taken w
 strided batches and a matrix that a batch shares. What users have without this package is what a
 plan takes, until another rung is known on the same device to be 10 % faster.
 
-float32 is IEEE's: products and sums in float32, TF32 only for `precision="tf32"`. Halves are summed
+float32 is IEEE's, complex64's parts too: products and sums in float32, TF32 only for
+`precision="tf32"`. Halves are summed
 in float32 to the end, also where the library divides the reduction. With the same version of the
 library on the same kind of device the bits are the same at each run, but not for rows computed
 alone: `batch_invariant=True` never comes here. The library's own environment variables
@@ -23,7 +24,7 @@ from gemmule.backends.cuda.library import cublas
 from gemmule.backends.cuda.library.run import LibraryRun, by_columns
 from gemmule.core.canonical import Call
 from gemmule.core.device_model import Terms
-from gemmule.core.problem import HALVES, ITEMSIZE, Problem
+from gemmule.core.problem import COMPLEX, HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
@@ -33,7 +34,7 @@ from gemmule.core.rung import (
     same,
 )
 from gemmule.rungs._cuda.geometry import ceil_div, modelled
-from gemmule.rungs._cuda.tiles import tiles
+from gemmule.rungs._cuda.tiles import PARTS, tiles
 
 LONGEST, MOST_PRODUCTS = 2**31 - 1, 65_535
 TILE = (128, 128)
@@ -41,8 +42,8 @@ TILE = (128, 128)
 
 def compute(problem: Problem) -> str:
     """Return the type that products and sums have."""
-    if problem.a == "float64":
-        return "float64"
+    if problem.a in ("float64", *COMPLEX):
+        return problem.a
     return "tf32" if problem.a == "float32" and problem.precision == "tf32" else "float32"
 
 
@@ -85,7 +86,7 @@ def bind(problem: Problem, call: Call, params: Params) -> Callable[..., None]:
 def _arithmetic(problem: Problem) -> Arithmetic:
     kind = compute(problem)
     return Arithmetic(
-        accumulator="float64" if kind == "float64" else "float32",
+        accumulator="float32" if kind == "tf32" else kind,
         chain=lambda p, params: p.k + 64,
         inputs="tf32" if kind == "tf32" else None,
         # Tensor cores align the products of an instruction and cut off.
@@ -120,6 +121,8 @@ def product(problem: Problem, params: Params, machine: Machine, dtype: str, alig
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     dtype = problem.a if problem.a in HALVES else compute(problem)
+    if dtype in COMPLEX:  # a product of parts, of twice as many columns and twice as long sums
+        dtype, problem = PARTS[dtype], replace(problem, n=2 * problem.n, k=2 * problem.k)
     return product(problem, params, machine, dtype, problem.alignment)
 
 
@@ -128,7 +131,7 @@ RUNG = LibraryRung(
     idea="The vendor's library: asked once for its best algorithm, then called.",
     source="NVIDIA cuBLAS, cublasLtMatmul and its heuristic",
     signatures=(
-        *same("float32", "float64", "float16", "bfloat16"),
+        *same("float32", "float64", "float16", "bfloat16", *COMPLEX),
         *((half, half, "float32") for half in HALVES),
     ),
     arithmetic=_arithmetic,

@@ -1,5 +1,6 @@
 // Each of 16 x 16 threads computes MICRO x MICRO elements of C in registers, from panels in shared memory.
 // counters: shared-memory passes, millions; FMA pipe, %
+#include "complex.cuh"
 #include "float8.cuh"
 #include "tiles.cuh"
 

@@ -9,10 +9,11 @@ same element. Every stride is taken: the threads that stage a panel follow which
 
 from __future__ import annotations
 
-from gemmule.core.problem import FLOAT8, Problem
+from gemmule.core.problem import COMPLEX, FLOAT8, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
     ALL_SIGNATURES,
+    COMPLEX_SIGNATURES,
     FLOAT8_SIGNATURES,
     accumulator,
     instance,
@@ -25,8 +26,8 @@ SIDE = 16  # threads along each side of a block
 DEPTH = 8
 
 
-def _is_wide_integer(problem: Problem) -> bool:
-    return accumulator(problem) in WIDE_INTEGERS
+def _is_wide(problem: Problem) -> bool:
+    return accumulator(problem) in (*WIDE_INTEGERS, *COMPLEX)
 
 
 _size = square("micro", SIDE)
@@ -45,14 +46,15 @@ RUNG = CudaRung(
         *ALL_SIGNATURES,
         *FLOAT8_SIGNATURES,
         *((b, a, out) for a, b, out in FLOAT8_SIGNATURES if b not in FLOAT8),
+        *COMPLEX_SIGNATURES,
     ),
     arithmetic=sums(lambda problem, params: problem.k + DEPTH),
     after="rectangular_tile",
     params={"micro": (8, 4)},
     constraints=(
         Constraint(
-            "micro=8 needs sums of floats or of int32: 64 sums of 64-bit integers spill",
-            lambda problem, params: params["micro"] == 4 or not _is_wide_integer(problem),
+            "micro=8 needs sums of floats or of int32: 64 of complex numbers or 64 bits spill",
+            lambda problem, params: params["micro"] == 4 or not _is_wide(problem),
         ),
         fits_grid(_size),
     ),

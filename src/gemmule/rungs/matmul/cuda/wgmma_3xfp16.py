@@ -149,8 +149,8 @@ def _chain(problem: Problem, params: Params) -> int:
     return inside + outside + problem.k // 256 + 1 + SPLIT
 
 
-def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
-    """Beside the tiles, move each operand several times."""
+def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Return the terms of its time: beside the tiles, each operand moves several times."""
     shape = tiles(problem, *_size(params)), 1, ceil_div(problem.k, DEPTH)
     passes = 4.0 * sum(_lines(problem)) * problem.k / machine.read_bytes_per_s
     more = {"passes": passes}
@@ -190,5 +190,5 @@ RUNG = CudaRung(
     packing=Packing(passes=2, begins=_begins, moves=_moves),
     archs=("sm_90a",),
     **ANY_ORDER,
-    **modelled("matmul/wgmma_3xfp16", _terms),
+    **modelled("matmul/wgmma_3xfp16", terms),
 )

@@ -1,6 +1,7 @@
 // Streamed rows: lanes share rows, each with several independent 16-byte loads in flight (see row_stream.cuh).
 // excerpt turn of row_stream.cuh
 // counters: load requests, thousands; occupancy, %; issue slots used, %
+#include "complex.cuh"
 #include "float8_stream.cuh"
 #include "row_stream.cuh"
 

@@ -20,6 +20,7 @@ from gemmule.core.device_model import Terms
 from gemmule.core.problem import FLOAT8, ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import (
+    COMPLEX_SIGNATURES,
     FLOAT8_SIGNATURES,
     STREAMED_SIGNATURES,
     ceil_div,
@@ -29,7 +30,7 @@ from gemmule.rungs._cuda.geometry import (
     type_arguments,
 )
 from gemmule.rungs._cuda.rows import sums
-from gemmule.rungs._cuda.stream import INDEXED, flags
+from gemmule.rungs._cuda.stream import INDEXED, WHOLE, flags
 from gemmule.rungs._cuda.terms import streaming
 
 
@@ -84,12 +85,13 @@ RUNG = CudaRung(
     title="Streamed rows",
     idea="Several 16-byte loads in flight a lane; from 8 lanes to a block share a row.",
     source="Little's law; Hopper GEMV kernels of SGLang and vLLM",
-    signatures=(*STREAMED_SIGNATURES, *FLOAT8_SIGNATURES),
+    signatures=(*STREAMED_SIGNATURES, *FLOAT8_SIGNATURES, *COMPLEX_SIGNATURES),
     arithmetic=sums(_chain),
     after="warp_vector",
     params={"lanes": (256, 128, 32, 8), "rows": (1, 4, 2), "unroll": (2, 4, 1)},
     constraints=(
         INDEXED,
+        WHOLE,
         Constraint(
             "rows x unroll is 1 x 2, 1 x 4, or 4 x 1 by 32 lanes; for unaligned rows 1 x 2, "
             "or 2 x 2, 4 x 1, of floats 1 x 4 by 32 lanes; of float8 one row, by float32 1 x 2",

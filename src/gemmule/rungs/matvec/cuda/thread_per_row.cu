@@ -1,5 +1,6 @@
 // One thread per row: thread i walks row i of A and all of x, and writes y[i].
 // counters: sectors a load request; L1 hits, %; occupancy, %
+#include "complex.cuh"
 #include "float8.cuh"
 
 template <class TA, class TX, class TY, int BLOCK>

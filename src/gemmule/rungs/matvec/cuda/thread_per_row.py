@@ -21,7 +21,13 @@ from collections.abc import Iterable
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Params
-from gemmule.rungs._cuda.geometry import ALL_SIGNATURES, FLOAT8_SIGNATURES, ceil_div, modelled
+from gemmule.rungs._cuda.geometry import (
+    ALL_SIGNATURES,
+    COMPLEX_SIGNATURES,
+    FLOAT8_SIGNATURES,
+    ceil_div,
+    modelled,
+)
 from gemmule.rungs._cuda.rows import sums, thread_steps
 from gemmule.rungs._cuda.terms import streaming
 
@@ -45,7 +51,7 @@ RUNG = CudaRung(
     title="Thread per row",
     idea="One thread computes one element of y: it walks its row of A and all of x.",
     source="document 000, basic kernel; document 004, naive kernel over column-major storage",
-    signatures=(*ALL_SIGNATURES, *FLOAT8_SIGNATURES),
+    signatures=(*ALL_SIGNATURES, *FLOAT8_SIGNATURES, *COMPLEX_SIGNATURES),
     arithmetic=sums(lambda problem, params: problem.n),
     layouts=("row", "col", "strided"),
     params={"block": (128, 32, 64, 256, 512, 1024)},

@@ -9,10 +9,15 @@ from dataclasses import replace
 
 from gemmule.backends.cpu.target import missing_features
 from gemmule.rungs.quantized.cpu import sixteen_rows
-from gemmule.rungs.quantized.cpu._operands import columns_time, rounded_arithmetic, with_arranged
+from gemmule.rungs.quantized.cpu._operands import (
+    columns_time,
+    rounded_arithmetic,
+    takes_row_along,
+    with_arranged,
+)
 from gemmule.rungs.quantized.cpu._product import bind_ways
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
-from gemmule.rungs.quantized.cpu.tiles.kernels import integer_tiles
+from gemmule.rungs.quantized.cpu.tiles.kernels import groups_are_records, integer_tiles
 from gemmule.rungs.quantized.cpu.tiles.ops import TILE_COLUMNS
 from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 
@@ -27,6 +32,7 @@ RUNG = replace(
     source="VNNI (VPDPBUSD); the tile of a packed matmul (Goto and van de Geijn 2008)",
     arithmetic=rounded_arithmetic,
     after="few_columns_int8",
+    accepts_quant=lambda problem: takes_row_along(problem) and groups_are_records(problem, 16),
     suggest=with_arranged(
         85, TILE_COLUMNS, columns_time(0.95, TILE_COLUMNS, _PER_FMA, rounded=True)
     ),

@@ -8,6 +8,8 @@ nibbles; 48 rows share each tile of x. Where x may be rounded to 8 bits, one bfl
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gemmule.backends.cpu.amx import missing_tiles
 from gemmule.backends.cpu.simd import LANES, block_columns
 from gemmule.core.problem import Problem
@@ -70,7 +72,11 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
         products = _BY_ADDRESS
     suggest = operands.columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
     arranged = 55 + 15 * _pieces(problem)
-    return operands.with_arranged(arranged, LANES, suggest)(problem, machine)
+    found = operands.with_arranged(arranged, LANES, suggest)(problem, machine)
+    if found is None or problem.b == "float32" or products is _BY_ADDRESS:
+        return found
+    converted = (problem.k * problem.n + problem.outputs) / machine.rates.convert
+    return replace(found, expected_s=found.expected_s + converted)
 
 
 RUNG = CpuRung(

@@ -24,6 +24,7 @@ from gemmule.core.problem import HALVES, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled
+from gemmule.rungs._cuda.rows import Steps
 from gemmule.rungs._cuda.terms import rounds, settled
 from gemmule.rungs.quantized.cuda import warpgroup_columns as warpgroups
 
@@ -83,41 +84,46 @@ def _stages(problem: Problem, params: Params) -> int:
     return next((count for count in (8, 6, 4, 3) if count <= room), 0)
 
 
-def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    spec, stages = fragments.quant(problem), _stages(problem, params)
-    tall, columns, cluster, parts, panels = (params[name] for name in _NAMES)
-    parts = parts if problem.k else 1
-    out = CTYPE[problem.out]
-    types = f"{CTYPE[problem.b]}, {out}, {CTYPE[spec.scale_dtype]}"
-    shape = f"{tall}, {columns}, {cluster}, {parts}, {panels}, {stages}"
-    split = f"{str(spec.has_zeros).lower()}, {_split(problem, params)}"
-    product = Step(
-        kernel=f"rounded_columns<{types}, {spec.bits}, {split}, {shape}>",
-        grid=(_blocks(problem, params), 1, 1),
-        block=(384, 1, 1),
-        cluster=(cluster, 1, 1),
-        smem=stages * (_stage_bytes(problem, params) + 16),
-        pdl=problem.k > 0,
-    )
-    if problem.k == 0:
-        return (product,)
-    warps = _passes(problem, params) * (columns // 8) * _all(problem, params) * panels
-    whole = panels * cluster * parts  # panels that the blocks share evenly
-    turn = Step(
-        kernel=f"turn_columns<{CTYPE[problem.b]}, {spec.bits}, {columns}, {whole}>",
-        grid=(ceil_div(warps, 8), 1, 1),
-        block=(256, 1, 1),
-    )
-    if parts == 1:
-        return (turn, product)
-    quads = problem.n * ceil_div(problem.m, _height(params)) * _height(params) // 4
-    add = Step(
-        kernel=f"add_parts<{out}, {_height(params)}, {columns}, {parts}, {panels}>",
-        grid=(ceil_div(quads, 256), 1, 1),
-        block=(256, 1, 1),
-        pdl=True,
-    )
-    return (turn, product, add)
+def steps(kernel: str) -> Steps:
+    """Return the `steps` of a rung with this kernel: x in order, the product, its parts added."""
+
+    def launch(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+        spec, stages = fragments.quant(problem), _stages(problem, params)
+        tall, columns, cluster, parts, panels = (params[name] for name in _NAMES)
+        parts = parts if problem.k else 1
+        out = CTYPE[problem.out]
+        types = f"{CTYPE[problem.b]}, {out}, {CTYPE[spec.scale_dtype]}"
+        shape = f"{tall}, {columns}, {cluster}, {parts}, {panels}, {stages}"
+        split = f"{str(spec.has_zeros).lower()}, {_split(problem, params)}"
+        product = Step(
+            kernel=f"{kernel}<{types}, {spec.bits}, {split}, {shape}>",
+            grid=(_blocks(problem, params), 1, 1),
+            block=(384, 1, 1),
+            cluster=(cluster, 1, 1),
+            smem=stages * (_stage_bytes(problem, params) + 16),
+            pdl=problem.k > 0,
+        )
+        if problem.k == 0:
+            return (product,)
+        warps = _passes(problem, params) * (columns // 8) * _all(problem, params) * panels
+        whole = panels * cluster * parts  # panels that the blocks share evenly
+        turn = Step(
+            kernel=f"turn_columns<{CTYPE[problem.b]}, {spec.bits}, {columns}, {whole}>",
+            grid=(ceil_div(warps, 8), 1, 1),
+            block=(256, 1, 1),
+        )
+        if parts == 1:
+            return (turn, product)
+        quads = problem.n * ceil_div(problem.m, _height(params)) * _height(params) // 4
+        add = Step(
+            kernel=f"add_parts<{out}, {_height(params)}, {columns}, {parts}, {panels}>",
+            grid=(ceil_div(quads, 256), 1, 1),
+            block=(256, 1, 1),
+            pdl=True,
+        )
+        return (turn, product, add)
+
+    return launch
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
@@ -133,7 +139,7 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(ceil_div(problem.k, _shares(params)) + 256 + _shares(params))
 
 
-def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Compute blocks in rounds; put x in order before, and add parts of sums behind."""
     tall, columns, cluster, parts, panels = (params[name] for name in _NAMES)
     taken = ceil_div(_blocks(problem, params), machine.units)
@@ -195,6 +201,6 @@ RUNG = CudaRung(
     quantized=True,
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,
-    steps=_steps,
-    **modelled("quantized/rounded_columns", _terms, _choices),
+    steps=steps("rounded_columns"),
+    **modelled("quantized/rounded_columns", terms, _choices),
 )

@@ -2,6 +2,7 @@
 // sums to the workspace; a second kernel adds them in fixed order.
 // counters: sectors a load request; occupancy, %; warp instructions, millions
 #include "column_stream.cuh"
+#include "complex.cuh"
 #include "float8.cuh"
 
 template <class TA, class TX, class TY, int LANES, int U, bool ALIGNED, bool BATCHED>

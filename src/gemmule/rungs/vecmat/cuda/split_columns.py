@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemmule.core.device_model import Terms
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import COMPLEX, ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import stream
 from gemmule.rungs._cuda.geometry import (
+    COMPLEX_SIGNATURES,
     CTYPE,
     FLOAT8_SIGNATURES,
     STREAMED_SIGNATURES,
@@ -52,6 +53,8 @@ def _chain(problem: Problem, params: Params) -> int:
 
 SPLITS = (8, *range(4, 8), *range(9, 33), 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
+COMPLEX_SPLITS = (8, 16, 32, 64)
+
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     return (p for p in RUNG.space(problem) if p["unroll"] == 4 and p["lanes"] < 256)
@@ -74,7 +77,7 @@ RUNG = CudaRung(
     title="Split columns",
     idea="Many blocks share the rows of a strip; a second kernel adds their sums in fixed order.",
     source="split-K, deterministic: a workspace and a fixed-order reduction",
-    signatures=(*STREAMED_SIGNATURES, *FLOAT8_SIGNATURES),
+    signatures=(*STREAMED_SIGNATURES, *FLOAT8_SIGNATURES, *COMPLEX_SIGNATURES),
     arithmetic=sums(_chain),
     layouts=("col",),
     after="block_columns",
@@ -82,11 +85,19 @@ RUNG = CudaRung(
     params={"lanes": (32, 8, 256), "unroll": (8, 4), "splits": SPLITS},
     constraints=(
         stream.FITS,
+        stream.WHOLE,
         stream.UNITS_OF_ROWS,
         Constraint(
             "an even number of splits for unaligned rows of bytes",
             lambda problem, params: (
                 problem.alignment == 16 or ITEMSIZE[problem.a] > 1 or params["splits"] % 2 == 0
+            ),
+        ),
+        Constraint(
+            "4 loads in flight a lane and 8, 16, 32 or 64 splits of complex numbers",
+            lambda problem, params: (
+                problem.a not in COMPLEX
+                or (params["unroll"] == 4 and params["splits"] in COMPLEX_SPLITS)
             ),
         ),
         Constraint(

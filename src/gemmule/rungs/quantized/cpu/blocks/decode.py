@@ -66,10 +66,10 @@ def _put_zeros(count: int, apart: int) -> Intrinsic:
 
 
 @functools.cache
-def _place_kernel(bits: int, pitch: int) -> Kernel:
+def _place_kernel(bits: int, pitch: int, pieces: int) -> Kernel:
     """Return ``f(out, row, blocks, block)``: where a row's block of so many goes."""
     row_bytes, in_row = 4 * pitch, 4 * simd.block_columns(bits)
-    in_tiles = tiles_of(bits) * TILE_BYTES
+    in_tiles = tiles_of(bits) * pieces * TILE_BYTES
 
     @kernel
     def in_rows(out: int, row: int, blocks: int, block: int) -> int:
@@ -84,14 +84,15 @@ def _place_kernel(bits: int, pitch: int) -> Kernel:
 
 
 @functools.cache
-def decode_kernel(kind: Kind, pitch: int) -> Kernel:
+def decode_kernel(kind: Kind, pitch: int, pieces: int = 1) -> Kernel:
     """Return ``f(product, row, rows, padded, first, blocks, out, low, high)``: blocks of rows.
 
     product: address of a `Product`. first: the first of these blocks of 64 bytes. Weights are
-    float32, rows `pitch` numbers apart; or, where that is 0, bfloat16 in tiles of `put_halves`, a
-    panel of sixteen rows after the other. Rows behind `rows`, up to `padded`, are zeros, codes
-    behind a row's end count as zero codes. low, high: which of these rows are decoded now. Asked
-    for are the same blocks of the next stretch, or of the rows that tiles meet next.
+    float32, rows `pitch` numbers apart; or, where that is 0, sums of so many bfloat16 `pieces` in
+    tiles of `put_halves`, a panel of sixteen rows after the other. Rows behind `rows`, up to
+    `padded`, are zeros, codes behind a row's end count as zero codes. low, high: which of these
+    rows are decoded now. Asked for are the same blocks of the next stretch, or of the rows that
+    tiles meet next.
     """
     load_scales, load_zeros = numbers_of(kind, 1, full=False)
     load_full, load_tail = vectors.load_words(1, full=True), vectors.load_words(1)
@@ -99,8 +100,9 @@ def decode_kernel(kind: Kind, pitch: int) -> Kernel:
     put, clear = _put_weights(kind), _put_zeros(codes_of_lane, 4 * LANES)
     if pitch == 0:
         load_scales, load_zeros = halves.numbers_of(kind)
-        put, clear = halves.put_halves(kind), _put_zeros(tiles_of(kind.bits), TILE_BYTES)
-    place_of = _place_kernel(kind.bits, pitch)
+        put = halves.put_halves(kind, pieces)
+        clear = _put_zeros(pieces * tiles_of(kind.bits), TILE_BYTES)
+    place_of = _place_kernel(kind.bits, pitch, pieces)
     ask, in_tiles = vectors.prefetch_lines(1, 1, vectors.SECOND_CACHE), pitch == 0
 
     @kernel

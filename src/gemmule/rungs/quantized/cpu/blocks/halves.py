@@ -8,15 +8,17 @@ put together as they meet there (`put_columns`).
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from gemmule.backends.cpu import ir, simd
 from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS
-from gemmule.backends.cpu.intrinsics import emit_prefetch, load, narrow, store
+from gemmule.backends.cpu.intrinsics import emit_prefetch, load, narrow, store, widen
 from gemmule.backends.cpu.jit import Intrinsic, Kernel, kernel, operation
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, Value
 from gemmule.backends.cpu.target import missing_features
+from gemmule.core.problem import ITEMSIZE
 from gemmule.rungs._cpu_vectors import transposed
 from gemmule.rungs.quantized.cpu.vector import codes
 from gemmule.rungs.quantized.cpu.vector.codes import Kind, Numbers, Values
@@ -58,6 +60,21 @@ def _rounded(builder: Any, low: Value, high: Value) -> Value:
     return simd.shuffled(builder, first, second, range(_WORDS))
 
 
+def _pieces(builder: Any, pair: Values, count: int) -> list[Value]:
+    """Emit twice sixteen floats as sums of so many bfloat16, the first ones those of `_rounded`."""
+    (low, high), found = pair, [_rounded(builder, pair[0], pair[1])]
+    while len(found) < count:
+        halves = [
+            widen(
+                builder, simd.shuffled(builder, found[-1], found[-1], some), "bfloat16", "float32"
+            )
+            for some in (range(LANES), range(LANES, _WORDS))
+        ]
+        low, high = (builder.fsub(one, off) for one, off in zip((low, high), halves, strict=True))
+        found.append(_rounded(builder, low, high))
+    return found
+
+
 def looked_up(kind: Kind, rows: int = 1) -> bool:
     """Whether nibbles are looked up among the weights of their group, a chunk of so many rows.
 
@@ -94,8 +111,11 @@ def _each_group(dtype: str, pieces: int) -> Intrinsic:
 
 
 @functools.cache
-def put_halves(kind: Kind) -> Intrinsic:
-    """Return ``f(scales, zeros, words, out, lowest)``: a chunk of a row as rows of its tiles."""
+def put_halves(kind: Kind, pieces: int = 1) -> Intrinsic:
+    """Return ``f(scales, zeros, words, out, lowest)``: a chunk of a row as rows of its tiles.
+
+    A weight is the sum of so many bfloat16, of which each tile's lie behind each other.
+    """
     tiles, tables = tiles_of(kind.bits), looked_up(kind)
 
     def emit(
@@ -103,29 +123,32 @@ def put_halves(kind: Kind) -> Intrinsic:
     ) -> None:
         (word,) = words
         if tables:
-            rows = _looked_up(builder, codes.tables_of(builder, scales, zeros, kind), word)
+            rows = _looked_up(builder, codes.tables_of(builder, scales, zeros, kind), word, pieces)
         else:
             step = codes.steps_of(builder, word, zeros[0], kind, lowest)
-            rows = (
-                _rounded(builder, *(builder.fmul(step(part), scales[0]) for part in (k, tiles + k)))
+            both = (
+                [builder.fmul(step(part), scales[0]) for part in (k, tiles + k)]
                 for k in range(tiles)
             )
+            rows = (one for pair in both for one in _pieces(builder, pair, pieces))
         for k, row in enumerate(rows):
             if kind.bits == 4 and not tables:  # in the order of words, as look-ups have it
                 row = simd.shuffled(builder, row, row, _INTERLEAVED)
             simd.store_vector(builder, row, out, TILE_BYTES * k)
 
-    return operation(f"put_halves {kind}", emit)
+    return operation(f"put_halves {kind} {pieces}", emit)
 
 
-def _looked_up(builder: Any, tables: Values, word: Value) -> Iterator[Value]:
-    """Emit the weights of nibble k of every 16 bits."""
-    pieces = len(tables)
-    if pieces == 1:
+def _looked_up(builder: Any, tables: Values, word: Value, pieces: int) -> Iterator[Value]:
+    """Emit the weights of nibble k of every 16 bits, piece by piece."""
+    groups = len(tables)
+    if groups == 1:
         tables = tables * 2  # the index ends in five bits
-    both = [_rounded(builder, *tables[i : i + 2]) for i in range(0, len(tables), 2)]
-    group = [16 * (i * pieces // _WORDS) % 64 for i in range(_WORDS)]
-    return _picked(builder, both, builder.bitcast(word, simd.vector_type("int16", _WORDS)), group)
+    both = [_pieces(builder, tables[i : i + 2], pieces) for i in range(0, len(tables), 2)]
+    group = [16 * (i * groups // _WORDS) % 64 for i in range(_WORDS)]
+    nibbles = builder.bitcast(word, simd.vector_type("int16", _WORDS))
+    found = [_picked(builder, list(some), nibbles, group) for some in zip(*both, strict=True)]
+    return itertools.chain.from_iterable(zip(*found, strict=True))
 
 
 def _picked(builder: Any, tables: Values, nibbles: Value, place: list[int]) -> Iterator[Value]:
@@ -247,7 +270,7 @@ def _pairs(bits: int, words: bool) -> list[tuple[int, int, int, int]]:
 
 
 @functools.cache
-def _put_columns(bits: int, turned: bool, words: bool) -> Intrinsic:
+def _put_columns(bits: int, turned: bool, words: bool, pieces: int) -> Intrinsic:
     """Return ``f(x, step, last, out)``: a chunk's terms of sixteen columns of bfloat16 as tiles.
 
     The terms of a column lie behind each other, `step` bytes from one column to the next, and those
@@ -282,23 +305,23 @@ def _put_columns(bits: int, turned: bool, words: bool) -> Intrinsic:
                 one, other = lanes[first // 2], lanes[second // 2]
                 order = [i // 2 * 2 + first % 2 + _WORDS * (i % 2) for i in range(_WORDS)]
             both = simd.shuffled(builder, one, other, order)
-            simd.store_vector(builder, both, out, TILE_BYTES * tile + BLOCK_BYTES * row)
+            simd.store_vector(builder, both, out, pieces * TILE_BYTES * tile + BLOCK_BYTES * row)
 
-    return operation(f"put_columns {bits} {turned} {words}", emit)
+    return operation(f"put_columns {bits} {turned} {words} {pieces}", emit)
 
 
 @functools.cache
-def pack_kernel(bits: int, unit: str, words: bool = False) -> Kernel:
+def pack_kernel(bits: int, unit: str, words: bool = False, pieces: int = 1) -> Kernel:
     """Return ``f(x, column_step, term_step, columns, terms, out)``: up to sixteen columns as tiles.
 
     x: bfloat16, steps in bytes; unit: the axis of unit stride, as `_tile.unit_axis` has it; words:
-    of `_pairs`. What is not there, up to the end of a chunk, is 0; or, of columns whose terms lie
-    side by side, the last one again.
+    of `_pairs`; pieces: from tile to tile there is room for so many. What is not there, up to the
+    end of a chunk, is 0; or, of columns whose terms lie side by side, the last one again.
     """
     read, write, clear = load("int16", "int32"), store("int16", "int32"), store("int64", "int64")
-    tiles, chunk = tiles_of(bits), simd.block_columns(bits)
+    tiles, chunk, tile_bytes = tiles_of(bits), simd.block_columns(bits), pieces * TILE_BYTES
     turned = unit == "width"
-    put = _put_columns(bits, turned, words)
+    put = _put_columns(bits, turned, words, pieces)
     least = {"width": LANES, "depth": 1, "none": LANES + 1}[unit]  # columns that are put at once
     bytes_in_words = bits == 8 and words
 
@@ -307,12 +330,12 @@ def pack_kernel(bits: int, unit: str, words: bool = False) -> Kernel:
         whole = terms // chunk if columns >= least else 0
         step = term_step if turned else column_step
         for number in range(whole):
-            to = out + number * tiles * TILE_BYTES
+            to = out + number * tiles * tile_bytes
             put(x + number * chunk * term_step, step, columns - 1, to)
         for number in range(whole, (terms + chunk - 1) // chunk):
-            here, to = x + number * chunk * term_step, out + number * tiles * TILE_BYTES
+            here, to = x + number * chunk * term_step, out + number * tiles * tile_bytes
             for i in range(tiles * TILE_BYTES // 8):
-                clear(to, i, 0)
+                clear(to + i * 8 // TILE_BYTES * tile_bytes, i % (TILE_BYTES // 8), 0)
             for term in range(min(chunk, terms - number * chunk)):
                 # `_pairs`, from term to place
                 row, half = term // 8, term // 4 % 2
@@ -320,7 +343,7 @@ def pack_kernel(bits: int, unit: str, words: bool = False) -> Kernel:
                     row, half = term // 4, term // 2 % 2
                 elif tiles == 2:
                     row += term // 2 % 2 * 8
-                place = to + term % tiles * TILE_BYTES + row * BLOCK_BYTES + half * 2
+                place = to + term % tiles * tile_bytes + row * BLOCK_BYTES + half * 2
                 for column in range(columns):
                     value = read(here + column * column_step + term * term_step, 0)
                     write(place, 2 * column, value)
@@ -329,6 +352,46 @@ def pack_kernel(bits: int, unit: str, words: bool = False) -> Kernel:
 
 
 EXTREMES_BYTES = 2 * BLOCK_BYTES
+
+
+@functools.cache
+def put_pieces(stored: str, pieces: int) -> Intrinsic:
+    """Return ``f(x, count, next, next_count, out, apart, extremes)``: floats as bfloat16 pieces.
+
+    So many elements from x on, sixteen at most, and as many from `next` on, as 32 numbers in each
+    of the pieces, `apart` bytes apart; what is not there is 0. extremes: as `scale_chunk` has them,
+    of the upper halves of float32.
+    """
+
+    def emit(builder: Any, x: Value, count: Value, *rest: Value) -> None:
+        following, others, out, apart, extremes = rest
+        element, both = ir.IntType(8 * ITEMSIZE[stored]), []
+        for at, some in ((x, count), (following, others)):
+            raw = simd.masked_load(builder, at, element, LANES, some)
+            kind = simd.vector_type(stored)
+            both.append(widen(builder, builder.bitcast(raw, kind), stored, "float32"))
+        _note(builder, both, extremes)
+        for found in _pieces(builder, both, pieces):
+            simd.store_vector(builder, found, out, 0)
+            out = builder.add(out, apart)
+
+    return operation(f"put_pieces {stored} {pieces}", emit)
+
+
+def _note(builder: Any, both: list[Value], extremes: Value) -> None:
+    """Emit what `_tile_steps.note_extremes` does, of the upper halves of twice sixteen floats."""
+    words, least_of, most_of = simd.vector_type("int32"), [], []
+    for one in both:
+        size = builder.and_(builder.bitcast(one, words), simd.constant(0x7FFFFFFF, "int32"))
+        least_of.append(builder.sub(size, simd.constant(1, "int32")))  # zeros become the largest
+        most_of.append(size)
+    for name, found, at in (("umin", least_of, 0), ("umax", most_of, BLOCK_BYTES)):
+        kind = simd.vector_type("int16")
+        upper = [builder.trunc(builder.lshr(one, words([16] * LANES)), kind) for one in found]
+        joined = simd.shuffled(builder, upper[0], upper[1], range(_WORDS))
+        noted = simd.load_vector(builder, extremes, "int16", at, _WORDS)
+        called = simd.called(builder, f"llvm.{name}.v32i16", noted.type, noted, joined)
+        simd.store_vector(builder, called, extremes, at)
 
 
 @functools.cache

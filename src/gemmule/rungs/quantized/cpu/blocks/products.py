@@ -50,9 +50,10 @@ class Job(NamedTuple):
     decode, multiply, multiply_last, pack, unpack: of what decodes codes, multiplies (whole tiles of
     columns, and a last one of one register), packs B, and stores sums. product: of a `Product`. B
     is packed to `packed` stretch by stretch: whole slivers, `wide` columns together, then one of
-    `last`; of tile registers what is least in each is noted at `noted`, and `refused` is where a 1
-    is written if they would lose something of B. exponent: the least of weights. C_step: what
-    `unpack` takes.
+    `last`. C_step: what `unpack` takes. Of tile registers what is least in a sliver is noted at
+    `noted`, and `refused` is where a 1 is written if they would lose something of B: an exponent
+    below `exponent`, or an upper half of a float from `most` on. convert: of what makes of B its
+    `pieces` in bfloat16, or 0. depth: terms of a stretch.
     """
 
     decode: int
@@ -81,6 +82,10 @@ class Job(NamedTuple):
     rows: int
     unit: int
     exponent: int
+    convert: int
+    pieces: int
+    depth: int
+    most: int
     workspace: int
 
 
@@ -152,8 +157,8 @@ def _products(parts: Stored) -> Callable[..., Steps]:
     return per_team(functools.partial(_steps, parts.m, kept_of(parts, PITCH)))
 
 
-def kept_of(parts: Stored, pitch: int) -> Kept:
-    """Return what products of a matrix read; pitch: of `decode_kernel`."""
+def kept_of(parts: Stored, pitch: int, pieces: int = 1) -> Kept:
+    """Return what products of a matrix read; pitch, pieces: of `decode_kernel`."""
     blocks, lifted = blocks_of(parts.n, parts.bits, parts.group), parts.kept(lifted_zeros)
     zeros = parts.zeros_address if lifted is None else lifted.place
     first, lanes = address(blocks.first), address(blocks.lanes)
@@ -161,7 +166,7 @@ def kept_of(parts: Stored, pitch: int) -> Kept:
     kind = kind_of(parts, lifted=lifted is not None)
     return Kept(
         np.array(product, np.int64),
-        decode_kernel(kind, pitch).address(9),
+        decode_kernel(kind, pitch, pieces).address(9),
         parts.bits,
         by_words(blocks.pieces),
         (blocks, lifted),

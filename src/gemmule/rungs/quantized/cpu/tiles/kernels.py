@@ -95,16 +95,21 @@ def tile_rows(
 @functools.cache
 def _integer_panel(bits: int, has_zeros: bool, pieces: int) -> Intrinsic | Kernel:
     """Return `add_tile` for all pieces of a chunk, one after the other: together they spill."""
-    add, planes_bytes = add_tile(bits, has_zeros, pieces), plane_bytes(bits) // pieces
+    planes_bytes, halved = plane_bytes(bits) // pieces, pieces > chunk_records(bits)
     if pieces == 1:
-        return add
-    records_bytes = chunk_records(bits) // pieces * RECORD_BYTES
+        return add_tile(bits, has_zeros)
+    add, other = (add_tile(bits, has_zeros, pieces, half if halved else None) for half in (0, 1))
+    each, count = (2, pieces // 2) if halved else (1, pieces)
+    records_bytes = chunk_records(bits) // count * RECORD_BYTES
 
     @kernel
     def add_pieces(planes: int, x: int, scales: int, zeros: int, totals: int) -> None:
-        for piece in range(pieces):
-            at, x_at, place = planes + piece * planes_bytes, x + piece * records_bytes, 64 * piece
+        for i in range(count):
+            piece, x_at = i * each, x + i * records_bytes
+            at, place = planes + piece * planes_bytes, 64 * piece
             add(at, x_at, scales + place, zeros + place, totals)
+            if halved:
+                other(at + planes_bytes, x_at, scales + place + 64, zeros + place + 64, totals)
 
     return add_pieces
 
@@ -210,13 +215,15 @@ def _way(
     )
 
 
-def groups_are_records(problem: Problem) -> bool:
-    """Whether groups are whole chunks, or a chunk whole groups of whole records."""
+def groups_are_records(problem: Problem, least: int = ACTIVATION_GROUP) -> bool:
+    """Whether groups are whole chunks, or a chunk whole groups, each whole records.
+
+    least: as many columns as a group has at least, half a record or a whole one.
+    """
     spec = problem.quant
     if groups_are_chunks(problem) or spec is None or spec.group_size is None:
         return groups_are_chunks(problem)
-    width = block_columns(spec.bits)
-    return width % spec.group_size == 0 and spec.group_size % ACTIVATION_GROUP == 0
+    return block_columns(spec.bits) % spec.group_size == 0 and spec.group_size % least == 0
 
 
 def groups_are_chunks(problem: Problem) -> bool:

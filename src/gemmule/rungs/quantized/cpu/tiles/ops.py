@@ -3,7 +3,8 @@
 A *chunk* is 64 bytes of each of sixteen rows, transposed so that a word vector holds four bytes of
 each row; nibbles become two planes, even and odd columns. A *record* is what 32 columns of x hold
 for sixteen columns of the result: eight vectors of four activations each, in the order of
-the planes, then the scales, then what the zero points take off (see `quantise_block`).
+the planes, then the scales, then what the zero points take off, of all and of the first sixteen
+(see `quantise_block`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gemmule.rungs.quantized.cpu.vector.integers import dot, rounded, weight_pla
 
 TILE_COLUMNS = 8  # sums in registers: eight in integers and eight in floats
 WORDS = 8  # vectors of four activations in a record
-RECORD_BYTES = BLOCK_BYTES * (WORDS + 2)
+RECORD_BYTES = BLOCK_BYTES * (WORDS + 3)
 
 
 def chunk_records(bits: int) -> int:
@@ -112,13 +113,16 @@ def row_of_codes(
 
 
 @functools.cache
-def add_tile(bits: int, has_zeros: bool, pieces: int = 1) -> Intrinsic:
+def add_tile(bits: int, has_zeros: bool, pieces: int = 1, half: int | None = None) -> Intrinsic:
     """Return ``f(planes, x, scales, zeros, totals)``: add a chunk's products to eight columns.
 
     All are addresses: `planes` from `take_chunk`; `x` of the first column within the chunk's
     records; `scales`, `zeros` of sixteen floats, one for each row; `totals` of eight vectors. The
-    integer sum over a record is exact. Where a chunk has several `pieces`, all that of one.
+    integer sum over a record is exact. Where a chunk has several `pieces`, all that of one; of
+    groups of sixteen, that of a `half` of a record.
     """
+    first = 0 if half is None else half * WORDS // 2
+    words = range(first, first + (WORDS if half is None else WORDS // 2))
 
     def emit(
         builder: Any, planes: Value, x: Value, scales: Value, zeros: Value, totals: Value
@@ -128,14 +132,19 @@ def add_tile(bits: int, has_zeros: bool, pieces: int = 1) -> Intrinsic:
         negated = None
         if has_zeros:
             negated = builder.fneg(simd.load_vector(builder, zeros, "float32"))
-        for record in range(chunk_records(bits) // pieces):
+        for record in range(max(chunk_records(bits) // pieces, 1)):
             at = record * RECORD_BYTES
-            taken_off = [
-                simd.spread(builder, x, at + 64 * (WORDS + 1) + 4 * c, "int32") for c in columns
-            ]
+            place = WORDS + 2 if half == 0 else WORDS + 1
+            taken_off = [simd.spread(builder, x, at + 64 * place + 4 * c, "int32") for c in columns]
+            if half == 1:
+                before = [
+                    simd.spread(builder, x, at + 64 * (WORDS + 2) + 4 * c, "int32") for c in columns
+                ]
+                taken_off = [builder.sub(a, b) for a, b in zip(taken_off, before, strict=True)]
             sums = [simd.constant(0, "int32")] * TILE_COLUMNS if has_zeros else list(taken_off)
-            for word in range(WORDS):
-                weights = simd.load_vector(builder, planes, "int32", 64 * (WORDS * record + word))
+            for word in words:
+                where = 64 * (WORDS * record + word - first)
+                weights = simd.load_vector(builder, planes, "int32", where)
                 for c in columns:
                     activations = simd.spread(builder, x, at + 64 * word + 4 * c, "int32")
                     sums[c] = dot(builder, sums[c], weights, activations)
@@ -153,7 +162,7 @@ def add_tile(bits: int, has_zeros: bool, pieces: int = 1) -> Intrinsic:
                 builder, simd.fused(builder, parts[c], row_scales, total), totals, 64 * c
             )
 
-    return operation(f"add_tile {bits} {has_zeros} {pieces}", emit)
+    return operation(f"add_tile {bits} {has_zeros} {pieces} {half}", emit)
 
 
 @functools.cache
@@ -161,8 +170,9 @@ def quantise_block(bits: int, has_zeros: bool) -> Intrinsic:
     """Return ``f(x, row_step_bytes, rows, columns, out)``: one record from 32 rows of x.
 
     Only `rows` rows and `columns` columns exist, others count as zeros. Each column has a scale,
-    max|x| / 127. The last vector holds the sum of a column's codes, without zero points times
-    ``-2^(bits - 1)``, the fixed zero point: the dot product then starts from it.
+    max|x| / 127. The last two vectors hold the sum of a column's codes and that of the first
+    sixteen, without zero points times ``-2^(bits - 1)``, the fixed zero point: the dot product then
+    starts from it.
     """
 
     def emit(builder: Any, x: Value, step: Value, rows: Value, columns: Value, out: Value) -> None:
@@ -175,13 +185,15 @@ def quantise_block(bits: int, has_zeros: bool) -> Intrinsic:
         scale = builder.fdiv(largest, simd.constant(127.0))
         usable = builder.fcmp_ordered(">", scale, simd.constant(0.0))
         codes = [rounded(builder, value, scale, usable) for value in values]
-        total = functools.reduce(builder.add, codes)
+        first, rest = (functools.reduce(builder.add, codes[i : i + 16]) for i in (0, 16))
+        totals = [builder.add(first, rest), first]
         for word in range(WORDS):
             simd.store_vector(builder, _packed(builder, codes, word, bits), out, 64 * word)
         simd.store_vector(builder, scale, out, 64 * WORDS)
-        if not has_zeros:
-            total = builder.mul(total, simd.constant(-(2 ** (bits - 1)), "int32"))
-        simd.store_vector(builder, total, out, 64 * (WORDS + 1))
+        for i, total in enumerate(totals):
+            if not has_zeros:
+                total = builder.mul(total, simd.constant(-(2 ** (bits - 1)), "int32"))
+            simd.store_vector(builder, total, out, 64 * (WORDS + 1 + i))
 
     return operation(f"quantise_block {bits} {has_zeros}", emit)
 

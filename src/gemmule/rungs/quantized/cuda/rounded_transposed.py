@@ -1,0 +1,51 @@
+"""A^T X for many columns of X by weights that are rounded once, as they come out of their codes.
+
+Seen transposed the sum runs down the rows of the stored matrix, and each of them brings its own
+scales. `movmatrix` turns a word of codes, so that the operand of columns is in the registers which
+wgmma reads; two neighbouring rows are then the halves of a word, as their scales are. Everything
+else is `rounded_columns`: stages by bulk copies, x in order by a launch in front, shared sums.
+
+A strip has 128 columns, which meet up to 128 columns of x: one warpgroup takes every other 64 rows,
+so that what turns codes into weights is fetched once for two instructions. By more columns of x
+codes are taken apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Machine, Params
+from gemmule.rungs._cuda import fragments
+from gemmule.rungs._cuda.geometry import modelled
+from gemmule.rungs.quantized.cuda import rounded_columns as straight
+
+_LEAST_COLUMNS = 8  # from which on codes are read once instead of once a column
+
+
+def _takes(problem: Problem) -> bool:
+    """Tell whether codes lie in fragment order, and columns in their own."""
+    ordered = problem.quant is not None and not problem.quant.has_perm
+    return ordered and fragments.in_fragments(problem, transposed=True)
+
+
+def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
+    return [] if problem.n < _LEAST_COLUMNS else RUNG.space(problem)
+
+
+RUNG = replace(
+    straight.RUNG,
+    title="Weights rounded once, transposed",
+    idea="Codes are turned in registers, and become weights there for 128 columns of X.",
+    source="PTX ISA: movmatrix; wgmma with A in registers; mixed operands as in Marlin (Frantar et "
+    "al., 2024)",
+    after="transposed_columns",
+    # 4-bit floats are right under the emulator; a GPU takes them as codes of 8 bits as long as one
+    # rung of theirs is not proved.
+    signatures=tuple(s for s in straight.RUNG.signatures if s not in fragments.FLOATS),
+    params=straight.RUNG.params | {"tall": (1,), "columns": (32, 64, 128), "panels": (2,)},
+    accepts_quant=_takes,
+    steps=straight.steps("rounded_transposed"),
+    **modelled("quantized/rounded_transposed", straight.terms, _choices),
+)
