@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from gemmule.core.device_model import Numbers, Terms
-from gemmule.core.problem import Problem
+from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Constraint, Machine, Params
 from gemmule.rungs._cuda.geometry import ceil_div, modelled
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
@@ -62,6 +62,12 @@ def items(
     beside = {"token": problem.compulsory_bytes / machine.read_bytes_per_s}
     each = ({name: turns * amount for name, amount in one.items()} for one in (read, *more))
     return {"start_s": 1.0}, *each, beside
+
+
+def listed(problem: Problem, machine: Machine, touched: float) -> Numbers:
+    """Return the terms of finding out what is to be done, and of touched matrices."""
+    nbytes = touched * problem.k * problem.n * ITEMSIZE[problem.b]
+    return {"expert_s": problem.batch, "matrices": nbytes / machine.read_bytes_per_s}
 
 
 def by_element(rung: str) -> dict[str, Any]:

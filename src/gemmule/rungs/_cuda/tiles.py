@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.core.device_model import Terms
+from gemmule.core.device_model import Numbers, Terms
 from gemmule.core.problem import COMPLEX, FLOATS, Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import accumulator, ceil_div, modelled
@@ -70,3 +70,10 @@ def fits_grid(size: Size) -> Constraint:
         f"at most {LARGEST_GRID:,} blocks",
         lambda problem, params: tiles(problem, *size(params)) <= LARGEST_GRID,
     )
+
+
+def left(problem: Problem, machine: Machine, blocks: int) -> Numbers:
+    """Return the term of writing the result, by how much of it lies together, as far as is told."""
+    whole = str(problem.alignment) if problem.alignment >= 8 else "less"
+    outputs = problem.outputs * problem.batch / max(blocks, 1)
+    return {f"left_s {whole}": ceil_div(blocks, machine.units) * outputs}

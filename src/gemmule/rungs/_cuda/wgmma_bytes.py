@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -116,7 +117,12 @@ def timed_by(rung: str, tiles: dict[str, tuple[int, int]]) -> dict[str, Any]:
         halves = replace(_seen(problem, size[1]), k=ceil_div(problem.k, 2))
         copied = workspace(problem, {}, machine) / machine.read_bytes_per_s
         more = {"copied": copied, "copy_s": float(any(copies))}
-        return wgmma_specialized.tiled(halves, machine, size, params["cluster"], more)
+        more["turned_s"] = float(TRANSPOSED in copies)
+        count, sides = wgmma_specialized.clusters(halves, size, 1), sum(size)
+        apart = ceil_div(count, machine.units) * math.prod(size) * (problem.alignment < 16)
+        more["apart_s"] = apart
+        pair, loaded = {"pair_s": params["cluster"] - 1.0}, {"loaded_s": count * sides * problem.k}
+        return wgmma_specialized.tiled(halves, machine, size, params["cluster"], more, pair, loaded)
 
     return modelled(rung, terms)
 

@@ -18,6 +18,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, modelled, type_arguments
+from gemmule.rungs._cuda.terms import beside
 
 WARPS = 8
 MOST_EXPERTS = 4096  # whose list fits beside the sums
@@ -58,10 +59,13 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Read W along k, or along n by the warps side by side."""
     wide, tokens = params["wide"], params["tokens"]
     slab = _shape(problem, params)[0] * wide
-    count, _ = grouped.pieces(problem, tokens)
+    count, touched = grouped.pieces(problem, tokens)
     shape = problem, machine, count * ceil_div(problem.n, slab), 2.0 * slab * problem.k
     kind = f"{problem.layout_b} {tokens} {wide}"
-    return grouped.items(*shape, kind, {f"step_s {tokens}": slab * problem.k})
+    items = grouped.items(*shape, kind, {f"step_s {tokens}": slab * problem.k})
+    products = {"product_s": float(problem.m * problem.n * problem.k)}
+    loaded = {"loaded_s": count * problem.n * problem.k * tokens}
+    return beside(items, grouped.listed(problem, machine, touched), {}, loaded, products)
 
 
 RUNG = CudaRung(

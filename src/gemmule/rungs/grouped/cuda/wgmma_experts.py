@@ -18,6 +18,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped, half_tiles
 from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, modelled, type_arguments
+from gemmule.rungs._cuda.terms import beside
 
 HEIGHT, THREADS = 128, 384
 ROOM_BYTES = 227 * 1024 - 1024 - 8192  # for stages, beside barriers and the list
@@ -62,7 +63,9 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     busy = {f"stage_s {width}": stages, f"token_s {width}": stages * each, "tile_s": 1.0}
     again = {"again_s": slab * (1.0 - share), "tokens_s": slab * each / HEIGHT}
     shape = problem, machine, count * ceil_div(problem.n, HEIGHT), slab * share
-    return grouped.items(*shape, f"{width}", busy, again)
+    items, left = grouped.items(*shape, f"{width}", busy, again), problem.m * problem.n
+    first, listing = grouped.listed(problem, machine, touched), {"listing_s": problem.batch}
+    return beside(items, first, {"left_s": left}, {}, listing)
 
 
 RUNG = CudaRung(

@@ -28,6 +28,7 @@ from gemmule.rungs._cuda.terms import beside
 from gemmule.rungs._cuda.tiles import ANY_ORDER
 
 MOST_STAGES, LEAST_WARPS = {8: 3, 4: 4}, 4
+HELD = {16: 24, 32: 16, 64: 12}  # warps on a multiprocessor, by their registers
 RESERVED = 1024  # bytes of shared memory that the system keeps of each block's
 
 
@@ -70,14 +71,17 @@ def _chain(problem: Problem, params: Params) -> int:
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     view, width, pieces = few.seen(problem), few.width_of(problem), params["pieces"]
-    warps, _ = _warps_and_stages(problem, params, machine)
+    warps, stages = _warps_and_stages(problem, params, machine)
     turns = ceil_div(view.k, pieces * view.lanes * warps)
-    shape = few.slabs(problem, params["rows"], width), params["resident"], turns
+    held = machine.shared_bytes // (warps * stages * _stage_bytes(problem, params) + RESERVED)
+    at_once = max(1, min(held, HELD[params["rows"]] // warps))
+    shape = few.slabs(problem, params["rows"], width), at_once, turns
     parts = view.n % width != 0 or (problem.alignment < 16 and not view.columns_along_k)
     steps = max(1.0, shape[0] / machine.units) * view.k * width
-    tile = params["rows"], width, pieces * view.lanes
+    tile = params["rows"], ceil_div(width, 8) * 8, pieces * view.lanes
     terms = few.streaming(problem, machine, shape, tile)
-    return beside(terms, {}, {}, {}, {"part_s": parts * steps})
+    alone, many = {"turned_s": float(view.turned)}, {"launched_s": shape[0]}
+    return beside(terms, alone, many, {}, {"part_s": parts * steps})
 
 
 RUNG = CudaRung(

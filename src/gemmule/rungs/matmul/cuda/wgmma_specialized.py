@@ -20,6 +20,7 @@ from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import ceil_div, instance, modelled, type_arguments
 from gemmule.rungs._cuda.terms import rounds, settled
+from gemmule.rungs._cuda.tiles import left
 
 SHARED_BYTES = 227 * 1024
 OUT_BYTES = 8 * 2 * 16 * 128  # two buffers of 16 rows for each of 8 warps
@@ -67,8 +68,10 @@ def tiled(
 ) -> Terms:
     """Return the terms of a product by tiles of a size."""
     shape = clusters(problem, size, cluster) * cluster, 1, ceil_div(problem.k, half_tiles.DEPTH)
-    kind, more = f"{size[0]}x{size[1]} {cluster}", more or ({},)
-    return rounds(problem, machine, shape, kind, *more, {}, {}, settled(problem, machine))
+    kind, (first, reading, loaded) = f"{size[0]}x{size[1]} {cluster}", (*more, {}, {}, {})[:3]
+    last = {**settled(problem, machine), **loaded}
+    out = left(problem, machine, shape[0])
+    return rounds(problem, machine, shape, kind, first, reading, out, last)
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:

@@ -111,6 +111,7 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     each = blocks * steps * half_tiles.DEPTH / machine.units
     loaded = {f"{name}_s": line * each for name, line in lines.items()}
     more = {f"meeting_s {tile}": float(parts > 1), f"out_s {tile}": 1.0}
+    more["written_s"] = ceil_div(blocks, machine.units) * height * width
     return rounds(problem, machine, shape, tile, more, {}, {}, {}, loaded)
 
 
