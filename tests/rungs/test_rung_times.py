@@ -118,6 +118,8 @@ def test_every_declared_point_has_a_time(rung: Rung) -> None:
 
 
 SELDOM = {
+    "byte_slices",
+    "complex_parts",
     "int4_codes",
     "int8_codes",
     "wgmma_float8",
