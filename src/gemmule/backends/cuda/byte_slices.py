@@ -28,10 +28,8 @@ from gemmule.core.rung import CudaRung, Params, Step
 SOURCE = Path(__file__).with_suffix(".cu")
 PLACE = 256  # what places in the workspace are multiples of
 MOST_POWERS = 8  # of 256, in a result of 8 bytes
-CTYPE = {
-    "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
-    "int32": "int", "uint32": "unsigned", "int64": "i64", "uint64": "u64",
-}  # fmt: skip
+CTYPE = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "int32": "int"}
+CTYPE |= {"uint16": "unsigned short", "uint32": "unsigned", "int64": "i64", "uint64": "u64"}
 _DIGITS, _SUMS = struct.Struct("<2Q5q"), struct.Struct("<2Q6q2Q")
 _SIDE, _THREADS, _MOST_BLOCKS, _MODULUS = 32, 256, 8192, 2**64
 
@@ -84,10 +82,8 @@ def lead(problem: Problem) -> int:
 
 def of_bytes(problem: Problem, power: Power) -> Problem:
     """Return the product of bytes that a power is."""
-    return Problem(
-        "matmul", problem.m, problem.n, power.lines * line(problem), a="int8", b="int8",
-        out="int32", layout_b="col",
-    )  # fmt: skip
+    sizes = problem.m, problem.n, power.lines * line(problem)
+    return Problem("matmul", *sizes, a="int8", b="int8", out="int32", layout_b="col")
 
 
 def _call(problem: Problem, call: Call, power: Power) -> Call:

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, nvrtc
@@ -105,11 +106,11 @@ def real_problem(problem: Problem) -> Problem:
     m, n, shared = problem.m, problem.n, (problem.shared_a, problem.shared_b)
     if problem.layout_out == "col":
         m, n, shared = n, m, shared[::-1]
-    return replace(
-        problem, m=m, n=2 * n, k=2 * problem.k, a="float32", b="float32", out="float32",
-        layout_a="row", layout_b="row", layout_out="row", alignment=min(problem.alignment, ITEM),
-        shared_a=shared[0], shared_b=shared[1],
-    )  # fmt: skip
+    of_parts: dict[str, Any] = dict.fromkeys(("a", "b", "out"), "float32")
+    of_parts |= dict.fromkeys(("layout_a", "layout_b", "layout_out"), "row")
+    of_parts |= {"m": m, "n": 2 * n, "k": 2 * problem.k, "shared_a": shared[0]}
+    of_parts |= {"shared_b": shared[1], "alignment": min(problem.alignment, ITEM)}
+    return replace(problem, **of_parts)
 
 
 def _view(problem: Problem, shape: tuple[int, int], steps: Ints, batch: int) -> View:
