@@ -445,12 +445,12 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
         judge(left, right, ends, straight=False)
         for stack, of_codes in coded:  # alike in all but their codes
             for _ in range(2):
-                there = grouped.of_tensors(left, stack.to("cuda"), ends, grouped.DEFAULT)
+                there = grouped.of_tensors(left, stack.to("cuda:1"), ends, grouped.DEFAULT)
                 assert isinstance(there, Tensor)
                 host = gm.asarray(there.array, device="cpu")[:48].astype("f8")
                 np.testing.assert_allclose(host, of_codes, rtol=2.0**-9, atol=2.0**-4)
-        current[0] = 1
-        assert grouped.of_tensors(left, stack.to("cuda"), ends, grouped.DEFAULT) is None
+        current[0] = 0
+        assert grouped.of_tensors(left, stack.to("cuda:1"), ends, grouped.DEFAULT) is None
 
     with emulated(1):
         multiply()

@@ -19,6 +19,7 @@ from gemmule import backends
 from gemmule.backends.cuda import driver
 from gemmule.backends.cuda.arrays import ordinal_named
 from gemmule.choose import choose
+from gemmule.core import architectures
 from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.choice import duration
 from gemmule.core.operand import Form, Operand, c_strides
@@ -222,9 +223,12 @@ class Tiles:
             choice = choose(call, machine, *named, scaled=self.options.scaled)
         except (TypeError, ValueError):  # converted to one dtype first, in a workspace
             return flops / SLOW_FLOPS, 8 * (tile.m + tile.n) * tile.k
-        workspace = LIBRARY_BYTES
         if isinstance(choice.rung, CudaRung):
             workspace = choice.rung.workspace(choice.problem, choice.params, choice.machine)
+        else:
+            whole = choice.rung.archs == architectures.LISTED  # it runs the vendor's own kernels
+            workspace = choice.rung.workspace(choice.problem, choice.params)
+            workspace += LIBRARY_BYTES if whole else 0
         return choice.expected_s or flops / SLOW_FLOPS, workspace
 
     def _forms(self, tile: Sizes) -> tuple[Form, Form, Form]:
