@@ -363,7 +363,7 @@ def test_wrong_inputs_of_quantize() -> None:
     wrong: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
         (TypeError, "got list", (W.tolist(),), {}),
         (TypeError, "got QuantizedMatrix", (quantize(W),), {}),
-        (TypeError, "masked", (np.ma.masked_array(W),), {}),
+        (TypeError, "nothing heeds the mask", (np.ma.masked_array(W),), {}),
         (TypeError, "dtype int64", (W.astype(int),), {}),
         (TypeError, "dtype complex64", (W.astype(np.complex64),), {}),
         (TypeError, "dtype float128|dtype longdouble", (W.astype(np.longdouble),), {}),

@@ -94,6 +94,8 @@ def float_matrix(W: Any) -> None:
 def _remedy(W: Any) -> str:
     if "Tracer" in type(W).__name__:
         return "Quantise outside of jit, grad and vmap"
+    if isinstance(W, np.ma.MaskedArray):
+        return "Give its .filled(0): nothing heeds the mask"
     return "Give its .weight" if hasattr(W, "weight") else "Convert it with numpy.asarray"
 
 
