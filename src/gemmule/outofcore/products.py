@@ -24,7 +24,7 @@ from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.choice import duration
 from gemmule.core.operand import Form, Operand, c_strides
 from gemmule.core.problem import INTEGERS, ITEMSIZE, numpy_dtype
-from gemmule.core.rung import CudaRung
+from gemmule.core.rung import CudaRung, LibraryRung
 from gemmule.outofcore.buffers import pooled_bytes
 from gemmule.outofcore.engine import Job, run
 from gemmule.outofcore.schedule import Sizes, Tiling
@@ -223,12 +223,11 @@ class Tiles:
             choice = choose(call, machine, *named, scaled=self.options.scaled)
         except (TypeError, ValueError):  # converted to one dtype first, in a workspace
             return flops / SLOW_FLOPS, 8 * (tile.m + tile.n) * tile.k
-        if isinstance(choice.rung, CudaRung):
-            workspace = choice.rung.workspace(choice.problem, choice.params, choice.machine)
-        else:
-            whole = choice.rung.archs == architectures.LISTED  # it runs the vendor's own kernels
-            workspace = choice.rung.workspace(choice.problem, choice.params)
-            workspace += LIBRARY_BYTES if whole else 0
+        rung, workspace = choice.rung, LIBRARY_BYTES
+        if isinstance(rung, CudaRung):
+            workspace = rung.workspace(choice.problem, choice.params, choice.machine)
+        elif isinstance(rung, LibraryRung) and rung.archs != architectures.LISTED:
+            workspace = rung.workspace(choice.problem, choice.params)  # of kernels of ours
         return choice.expected_s or flops / SLOW_FLOPS, workspace
 
     def _forms(self, tile: Sizes) -> tuple[Form, Form, Form]:
