@@ -33,6 +33,14 @@ def rung_in(folder: str, backend: str, name: str) -> Rung:
     return replace(rung, name=name, folder=folder, op=op, quantized=coded)
 
 
+def kernels_in(folder: str, name: str) -> CudaRung:
+    """Return a rung whose kernels another one launches."""
+    rung = rung_in(folder, "cuda", name)
+    if not isinstance(rung, CudaRung):
+        raise TypeError(f"{rung.name} has no kernels of its own.")
+    return rung
+
+
 @functools.cache
 def all_rungs(backend: str, folders: tuple[str, ...] = ("*",)) -> tuple[Rung, ...]:
     """Return every rung of a back end, read from the directory, in ladder order.

@@ -9,7 +9,6 @@ lines that lie behind each other, whose sums int32 holds for some ten thousand s
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -18,11 +17,10 @@ from gemmule.core import architectures
 from gemmule.core.canonical import Call
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import ITEMSIZE, Problem, longest_int32_sum
-from gemmule.core.registry import rung_in
+from gemmule.core.registry import kernels_in
 from gemmule.core.rung import (
     Arithmetic,
     Constraint,
-    CudaRung,
     LibraryRung,
     Machine,
     Params,
@@ -38,20 +36,14 @@ from gemmule.rungs.matmul.cuda import wgmma_int8, wgmma_specialized
 LONGEST = longest_int32_sum("int8", "int8")
 
 
-@functools.cache
-def _multiply() -> CudaRung:
-    rung = rung_in("matmul", "cuda", "wgmma_int8")
-    if not isinstance(rung, CudaRung):
-        raise TypeError(f"{rung.name} has no kernels of its own.")
-    return rung
-
-
 def _bind(problem: Problem, call: Call, params: Params) -> Callable[..., None]:
-    return byte_slices.BySlices(problem, call, _multiply(), params)
+    return byte_slices.BySlices(problem, call, kernels_in("matmul", "wgmma_int8"), params)
 
 
 def _spec(problem: Problem, call: Call) -> byte_slices.Told:
-    return byte_slices.told(problem, call, _multiply(), digest(byte_slices.SOURCE))
+    return byte_slices.told(
+        problem, call, kernels_in("matmul", "wgmma_int8"), digest(byte_slices.SOURCE)
+    )
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:

@@ -12,7 +12,6 @@ and B, are laid out by a kernel that moves tiles through shared memory.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 
 from gemmule.backends.cuda import complex_parts
@@ -20,12 +19,11 @@ from gemmule.core import architectures
 from gemmule.core.canonical import Call
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
-from gemmule.core.registry import rung_in
+from gemmule.core.registry import kernels_in
 from gemmule.core.rung import (
     HEADERS_FOLDER,
     Arithmetic,
     Constraint,
-    CudaRung,
     LibraryRung,
     Machine,
     Params,
@@ -38,21 +36,15 @@ from gemmule.rungs.matmul.cuda import wgmma_3xfp16
 PASSES = 2  # of four bytes an element, what it costs to lay out a complex one
 
 
-@functools.cache
-def _multiply() -> CudaRung:
-    rung = rung_in("matmul", "cuda", "wgmma_3xfp16")
-    if not isinstance(rung, CudaRung):
-        raise TypeError(f"{rung.name} has no kernels of its own.")
-    return rung
-
-
 def _bind(problem: Problem, call: Call, params: Params) -> Callable[..., None]:
-    return complex_parts.ByParts(problem, call, _multiply(), params)
+    return complex_parts.ByParts(problem, call, kernels_in("matmul", "wgmma_3xfp16"), params)
 
 
 def _spec(problem: Problem, call: Call) -> complex_parts.Told:
     texts = complex_parts.SOURCE, HEADERS_FOLDER / "complex.cuh"
-    return complex_parts.told(problem, call, _multiply(), " ".join(map(digest, texts)))
+    return complex_parts.told(
+        problem, call, kernels_in("matmul", "wgmma_3xfp16"), " ".join(map(digest, texts))
+    )
 
 
 def _arithmetic(problem: Problem) -> Arithmetic:
@@ -66,7 +58,7 @@ def _arithmetic(problem: Problem) -> Arithmetic:
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    return _multiply().space(complex_parts.real_problem(problem))
+    return kernels_in("matmul", "wgmma_3xfp16").space(complex_parts.real_problem(problem))
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
