@@ -11,7 +11,6 @@ import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ import compiled
 from cuda_emulation import Emulator, sampled, sampled_kernels
 from cuemu.toolchain import missing_tools
 from fences import fenced
-from forks import start_fork, status_of
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.architectures import LISTED
 from gemmule.core.problem import ITEMSIZE, Problem
@@ -263,26 +261,21 @@ def edge_launches(rung: Rung, deep: bool) -> Iterator[tuple[Problem, Any]]:
         yield from ((problem, params) for params in sets[index % max(1, len(sets)) :][:1])
 
 
-def runs_within_pages(rung: Rung, at_end: bool) -> None:
-    emulator, found = Emulator(seed=2), 0
-    for problem, params in edge_launches(rung, deep=at_end):
-        near = make_inputs(problem, "integers", 7)
-        unit = 16 if problem.alignment == 16 else 1
-        a, b, out = (fenced(one, at_end, unit) for one in (near.a, near.b, near.out))
-        held = replace(near, a=a, b=b, out=out)
-        verdict = check(held, rung.arithmetic(problem), params, emulator.run(rung, held, params))
-        assert verdict.ok, f"{problem}: {verdict.text}"
-        found += 1
-    assert found
-
-
 @needs_emulator
 @pytest.mark.parametrize("rung", [p for p in RUNGS if not p.values[0].quantized])
 def test_nothing_beyond_the_operands_is_touched(rung: Rung) -> None:
-    """In children, since they die where a kernel reads or writes in front of them or behind."""
-    for at_end in (False, True):
-        ended = status_of(start_fork(partial(runs_within_pages, rung, at_end)))
-        assert ended == 0, f"{rung.name}: ended by {ended}, operands at a page's end: {at_end}"
+    """What is read has fences in any emulated launch; here the result has, too."""
+    found = 0
+    for seed, at_end in ((3, False), (2, True)):
+        for problem, params in edge_launches(rung, deep=at_end):
+            inputs = make_inputs(problem, "integers", 7)
+            unit = 16 if problem.alignment == 16 else 1
+            held = replace(inputs, out=fenced(inputs.out, at_end, unit))
+            out = Emulator(seed).run(rung, held, params)
+            verdict = check(held, rung.arithmetic(problem), params, out)
+            assert verdict.ok, f"{problem}: {verdict.text}"
+            found += 1
+    assert found
 
 
 @pytest.mark.parametrize(("n", "adds"), [(32, 8), (512, 8), (513, 16)])
