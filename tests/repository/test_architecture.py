@@ -350,3 +350,22 @@ def test_nothing_is_unpickled_evaluated_or_run_by_a_shell() -> None:
 )
 def test_the_dangers_are_seen(code: str) -> None:
     assert list(dangers(ast.parse(textwrap.dedent(code))))
+
+
+def narrow_cleanups(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines of handlers that tidy up and raise again, but for errors alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            if again and ast.unparse(node.type) == "Exception":
+                yield node.lineno
+
+
+def test_what_ends_a_call_is_tidied_up_behind() -> None:
+    """Also behind Ctrl-C, which is no `Exception`."""
+    assert [(str(path), *narrow_cleanups(tree)) for path, tree in SOURCES.items()] == [
+        (str(path),) for path in SOURCES
+    ]
+    code = "try:\n    f()\nexcept Exception:\n    close()\n    raise\n"
+    assert list(narrow_cleanups(ast.parse(code))) == [3]
+    assert not list(narrow_cleanups(ast.parse(code.replace("Exception", "BaseException"))))
