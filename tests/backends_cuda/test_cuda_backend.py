@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,9 @@ from fake_driver import FakeDriver, driver_of, forget
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import convert, device_array, driver, nvrtc
 from gemmule.backends.cuda import launch as cuda_launch
-from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.backends.cuda.device_array import TYPESTR, DeviceArray
 from gemmule.core.operand import Form, Operand
-from gemmule.core.problem import result_dtype
+from gemmule.core.problem import DTYPES, FLOAT8, ITEMSIZE, result_dtype
 from gemmule.core.registry import all_rungs
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import resolve
@@ -633,3 +634,36 @@ def test_what_the_assembler_says_of_each_kernel_is_read() -> None:
         (name, registers, stores + loads, stack, shared)
         for name, stack, stores, loads, registers, shared in given
     ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_another_library_is_given_is_the_array(dtype: str, fake: FakeDriver) -> None:
+    """By DLPack and by the CUDA array interface: address, device, dtype, shape and strides."""
+    block = DeviceArray.empty((4, 3, 2), dtype, 1)
+    views = (
+        block,
+        block.T,
+        block.mT,
+        block.view((), ()),
+        block.view((5,), (3,), 8 * ITEMSIZE[dtype]),
+    )
+    for array in views:
+        by_dlpack = partial(device_arrays.from_dlpack, array, "dlpack", "A")
+        by_interface = partial(device_arrays.from_interface, array, "A")
+        found = []
+        if dtype in FLOAT8:  # what cuda.core and the interface have no name for
+            with pytest.raises(TypeError, match="DLPack"):
+                by_dlpack()
+        else:
+            found.append(by_dlpack())
+        if dtype in TYPESTR:
+            found.append(by_interface())
+        assert found or dtype in FLOAT8
+        for one in found:
+            told = one.pointer, one.form.shape, one.form.strides, one.form.dtype, one.device
+            assert told == (array.pointer, array.shape, array.strides, dtype, "cuda:1")
+    assert block.__dlpack_device__() == (2, 1)
+    with pytest.raises(BufferError, match="in place only"):
+        block.__dlpack__(copy=True)
+    with pytest.raises(BufferError, match="in place only"):
+        block.__dlpack__(dl_device=(2, 0))

@@ -19,7 +19,7 @@ from gemmule.core.problem import ITEMSIZE, numpy_dtype
 TYPESTR = {
     "float64": "<f8", "float32": "<f4", "float16": "<f2", "int8": "|i1", "uint8": "|u1",
     "int16": "<i2", "uint16": "<u2", "int32": "<i4", "uint32": "<u4", "int64": "<i8",
-    "uint64": "<u8",
+    "uint64": "<u8", "complex64": "<c8", "complex128": "<c16",
 }  # fmt: skip
 
 PIECE_BYTES = 64 * 2**20  # of a view that has to be gathered on the host first

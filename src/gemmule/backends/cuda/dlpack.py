@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from gemmule.core.problem import ITEMSIZE
 
 KDL_CUDA = 2
-CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4}
+CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}
 FLOAT8_CODES = {"float8_e4m3fn": 10, "float8_e5m2": 12}
 
 
@@ -113,4 +113,4 @@ def export_capsule(array: Exported) -> object:
 
 
 def _code(dtype: str) -> int:
-    return FLOAT8_CODES.get(dtype, CODES.get(dtype.rstrip("0123456789"), 2))
+    return FLOAT8_CODES[dtype] if dtype in FLOAT8_CODES else CODES[dtype.rstrip("0123456789")]
