@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from emulated_driver import stream_on
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import numpy_dtype
 
@@ -59,7 +60,7 @@ class Tensor:
 def library(current: Sequence[int] = (0,), **dtypes: str) -> SimpleNamespace:
     """Return what stands for PyTorch: its types, its current device and stream, its dtypes."""
     native = SimpleNamespace(
-        _cuda_getDevice=lambda: current[0], _cuda_getCurrentRawStream=lambda number: 0
+        _cuda_getDevice=lambda: current[0], _cuda_getCurrentRawStream=stream_on
     )
     module = SimpleNamespace(Parameter=Tensor)
     return SimpleNamespace(Tensor=Tensor, _C=native, nn=module, **dtypes)

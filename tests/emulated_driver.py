@@ -62,6 +62,11 @@ OUTSIDE_RUNGS = {
 }
 
 
+def stream_on(ordinal: int) -> int:
+    """Return the handle of the stream that fakes of PyTorch are at on a device."""
+    return 7 + ordinal
+
+
 class EmulatedDriver(FakeDriver):
     """`FakeDriver` with kernels that run, on the device whose memory they are given."""
 
@@ -69,6 +74,13 @@ class EmulatedDriver(FakeDriver):
         super().__init__(devices=2, free_bytes=1 << 32)
         self.seed = seed
         self.kernels: list[tuple[Module, str]] = []
+
+    def launch(self, config: int, function: int, params: int, extra: None) -> int:
+        """Launch a kernel: on the default stream, or on what is PyTorch's on this device."""
+        (stream,) = struct.unpack("<Q", ctypes.string_at(config + 32, 8))
+        known = {0, *(stream_on(one - 1000) for one in self.contexts[-1:])}
+        assert not self.contexts or stream in known, f"stream {stream} is none of {known}"
+        return super().launch(config, function, params, extra)
 
     def cuLibraryGetKernel(self, library: int, symbol: bytes) -> tuple[Any, ...]:
         """Compile the named kernel for the CPU, with those that other tests of its file share."""

@@ -15,7 +15,7 @@ import pytest
 import gemmule as gm
 from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
-from emulated_driver import EmulatedDriver, emulated
+from emulated_driver import EmulatedDriver, emulated, stream_on
 from gemmule.backends.cuda import launch_args
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.launch import Launcher
@@ -106,7 +106,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
     with emulated(seed=2) as stand_in:
         native = SimpleNamespace(
             _cuda_getDevice=lambda: 1,
-            _cuda_getCurrentRawStream=lambda ordinal: 0,
+            _cuda_getCurrentRawStream=stream_on,
             _increment_version=lambda tensors: None,
         )
         library = SimpleNamespace(
@@ -161,7 +161,7 @@ def test_a_layer_is_one_launch(
     for _ in range(2):  # the second finds its arguments made
         found = added(matrix, tensor(right), placed(bias)).array.to_host()
         assert np.abs(found - exact).max() <= 2e-2 * np.abs(exact).max()
-    assert [launch[-1] for launch in gpu.launches] == [0, 0]
+    assert [launch[-1] for launch in gpu.launches] == [stream_on(1)] * 2
 
 
 def test_there_is_none_without_a_proof_or_a_kernel(
