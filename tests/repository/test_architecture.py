@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -369,3 +370,34 @@ def test_what_ends_a_call_is_tidied_up_behind() -> None:
     code = "try:\n    f()\nexcept Exception:\n    close()\n    raise\n"
     assert list(narrow_cleanups(ast.parse(code))) == [3]
     assert not list(narrow_cleanups(ast.parse(code.replace("Exception", "BaseException"))))
+
+
+# What takes a device's number or a stream's handle: those of the operands, never one that is named.
+BY_DEVICE = (
+    *("copy", "on_device", "synchronize", "wait", "allocate", "free", "device_info", "take_lane"),
+    *("_cuda_getCurrentRawStream", "current_stream", "Stream", "Event", "enter", "is_capturing"),
+)
+# Memory that nobody else knows is filled, and read, on the default stream.
+NAMED_DEVICES = {"backends/cuda/device_array.py": 1, "tuning/operands.py": 2}
+
+
+def named_devices(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that name a device or a stream by its number."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            given = [one.value for one in node.args if isinstance(one, ast.Constant)]
+            number = called in BY_DEVICE and any(type(one) is int for one in given)
+            if number or any(re.match(r"cuda:\d", one) for one in given if type(one) is str):
+                yield node.lineno
+
+
+def test_work_is_for_the_device_and_the_stream_of_its_operands() -> None:
+    found = {
+        path.relative_to(SOURCE / "gemmule").as_posix(): len(lines)
+        for path, tree in SOURCES.items()
+        if path.is_relative_to(SOURCE / "gemmule") and (lines := list(named_devices(tree)))
+    }
+    assert found == NAMED_DEVICES
+    for code in ("driver.copy(a, b, n, self.ordinal, 0)", "driver.on_device(0)", "f('cuda:0')"):
+        assert list(named_devices(ast.parse(code))), code
