@@ -163,9 +163,9 @@ def test_parameters_reach_the_rung_that_is_named(way: str) -> None:
     assert met
 
 
-F4, ENDS = np.ones((8, 64), "f4"), np.array([2, 8], "i4")
+F4, TWO_ENDS = np.ones((8, 64), "f4"), np.array([2, 8], "i4")
 EXPERTS = np.ones((2, 64, 5), "f4")
-CODES = gm.quantize(F4 + np.eye(8, 64, dtype="f4"), bits=4, group_size=16)
+SIXTEENS = gm.quantize(F4 + np.eye(8, 64, dtype="f4"), bits=4, group_size=16)
 
 
 def important(value: float) -> Any:
@@ -173,27 +173,27 @@ def important(value: float) -> Any:
 
 
 TOLD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "element": (lambda: CODES[0], TypeError, "cut by rows"),
-    "stepped rows": (lambda: CODES[::2], TypeError, "cut by rows"),
-    "two axes": (lambda: CODES[1:2, 3], TypeError, "cut by rows"),
-    "rows of a transpose": (lambda: CODES.T[:2], ValueError, "slice first"),
+    "element": (lambda: SIXTEENS[0], TypeError, "cut by rows"),
+    "stepped rows": (lambda: SIXTEENS[::2], TypeError, "cut by rows"),
+    "two axes": (lambda: SIXTEENS[1:2, 3], TypeError, "cut by rows"),
+    "rows of a transpose": (lambda: SIXTEENS.T[:2], ValueError, "slice first"),
     "less than no": (lambda: gm.quantize(F4, importance=important(-1)), ValueError, "negative"),
     "infinite": (lambda: gm.quantize(F4, importance=important(np.inf)), ValueError, "finite"),
     "NaN": (lambda: gm.quantize(F4, importance=important(np.nan)), ValueError, "finite"),
     "short": (lambda: gm.quantize(F4, importance=np.ones(63)), ValueError, r"must be \(64,\)"),
     "no device": (lambda: gm.matvec(F4, F4[0], device="gpu"), ValueError, "device is 'gpu'"),
     "integers": (
-        lambda: gm.grouped_matmul(F4.astype("i4"), EXPERTS.astype("i4"), ENDS),
+        lambda: gm.grouped_matmul(F4.astype("i4"), EXPERTS.astype("i4"), TWO_ENDS),
         TypeError,
         "one dtype of float64",
     ),
     "another dtype": (
-        lambda: gm.grouped_matmul(F4, EXPERTS.astype("f8"), ENDS),
+        lambda: gm.grouped_matmul(F4, EXPERTS.astype("f8"), TWO_ENDS),
         TypeError,
         "one dtype of float64",
     ),
     "long offsets": (
-        lambda: gm.grouped_matmul(F4, EXPERTS, ENDS.astype("i8")),
+        lambda: gm.grouped_matmul(F4, EXPERTS, TWO_ENDS.astype("i8")),
         TypeError,
         "must be int32",
     ),
@@ -213,8 +213,8 @@ def test_mistakes_are_told(what: str) -> None:
 
 
 def test_what_lies_beside_them_is_taken() -> None:
-    assert CODES[2:5].shape == (3, 64)
-    assert CODES[:0].shape == (0, 64)
+    assert SIXTEENS[2:5].shape == (3, 64)
+    assert SIXTEENS[:0].shape == (0, 64)
     assert gm.quantize(F4, importance=important(0)).error is not None
-    assert gm.grouped_matmul(F4, EXPERTS, ENDS).shape == (8, 5)
+    assert gm.grouped_matmul(F4, EXPERTS, TWO_ENDS).shape == (8, 5)
     assert gm.matvec(F4, F4[0], device="cpu").shape == (8,)
