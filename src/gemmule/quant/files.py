@@ -93,6 +93,31 @@ def model_files(path: FilePath) -> Path | dict[str, Path]:
     return {tensor: given.parent / name for tensor, name in names.items()}
 
 
+def check_floats(folder: FilePath) -> None:
+    """Raise ValueError where a folder holds no model of transformers whose weights are floats.
+
+    Only ``config.json`` is read, and that there are weights is seen: this is done in a moment.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} has no config.json; give a model's folder of transformers")
+    try:
+        config = _parse_json(path.read_bytes()[: _MAX_INDEX_BYTES + 1])
+    except ValueError as error:
+        raise ValueError(f"{path} is no model's configuration: {error}") from None
+    if lacking := [key for key in ("model_type", "architectures") if not config.get(key)]:
+        raise ValueError(
+            f"{path} has no {' and no '.join(lacking)}, so it is not known how the model is built; "
+            "give a folder that save_pretrained of transformers wrote"
+        )
+    if config.get("quantization_config"):
+        raise ValueError(
+            f"{folder} is quantised already: quantise the folder of floats that it was made of, "
+            "or multiply by its codes, with gemmule.torch.load_checkpoint"
+        )
+    model_files(folder)
+
+
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and Path(value).name == value and value.endswith(_SUFFIX)
 
