@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.storage.atomic import new_file
+from gemmule.storage.lines import without_duplicates
 
 FilePath: TypeAlias = str | os.PathLike[str]
 Tensors: TypeAlias = dict[str, NDArray[Any]]
@@ -228,7 +229,9 @@ def _parse_json(text: bytes) -> dict[str, Any]:
         raise ValueError("the header must begin with '{'")
     try:
         parsed = json.loads(
-            text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+            text.decode("utf-8"),
+            object_pairs_hook=without_duplicates,
+            parse_constant=_refuse_constant,
         )
     except RecursionError:
         raise ValueError("the header nests too deeply") from None
@@ -241,13 +244,6 @@ def _parse_json(text: bytes) -> dict[str, Any]:
 
 def _is_object(value: object) -> bool:
     return isinstance(value, dict)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("a key appears twice")
-    return entries
 
 
 def _refuse_constant(name: str) -> NoReturn:
