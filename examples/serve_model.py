@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
@@ -38,8 +38,7 @@ def make_app(folder: str) -> FastAPI:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map=where)
     app, one_at_a_time = FastAPI(), threading.Lock()
 
-    def tokens(request: Request) -> Iterator[str]:
-        given = tokenizer(request.prompt, return_tensors="pt").to(where)
+    def tokens(request: Request, given: torch.Tensor) -> Iterator[str]:
         streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         drawn = {"do_sample": True, "temperature": request.temperature}
         options: dict[str, Any] = drawn if request.temperature else {"do_sample": False}
@@ -47,7 +46,7 @@ def make_app(folder: str) -> FastAPI:
 
         def work() -> None:
             try:
-                model.generate(input_ids=given["input_ids"], **options)
+                model.generate(input_ids=given, **options)
             finally:
                 streamer.end()  # after an error too: the client waits for it
 
@@ -59,7 +58,10 @@ def make_app(folder: str) -> FastAPI:
 
     @app.post("/generate")
     def generate(request: Request) -> StreamingResponse:
-        return StreamingResponse(tokens(request), media_type="text/plain")
+        given = tokenizer(request.prompt, return_tensors="pt")["input_ids"]
+        if given.numel() == 0:  # of spaces, say
+            raise HTTPException(422, "the prompt holds no token; send some words")
+        return StreamingResponse(tokens(request, given.to(where)), media_type="text/plain")
 
     return app
 

@@ -41,9 +41,11 @@ class Noted:
         return start
 
 
-def put_library(monkeypatch: pytest.MonkeyPatch, library: Any, maker: Any = None) -> None:
-    """Let the fast path find this library for PyTorch, and make results by `maker`."""
-    monkeypatch.setattr(torch_calls, "sys", SimpleNamespace(modules={"torch": library}))
+def put_library(
+    monkeypatch: pytest.MonkeyPatch, library: Any, maker: Any = None, path: Any = torch_calls
+) -> None:
+    """Let the fast path of a module find this library for PyTorch, and make results by `maker`."""
+    monkeypatch.setattr(path, "sys", SimpleNamespace(modules={"torch": library}))
     if maker is not None:
         monkeypatch.setattr(torch_calls, "maker", maker)
 

@@ -94,6 +94,11 @@ Operands = tuple[Operand, Operand, Operand, Operand | None]
 
 def unwrap_grouped(a: Any, w: Any, offsets: Any, out: Any) -> Operands:
     """Unwrap the operands, and check that they share a library and a device."""
+    if offsets is None:
+        raise TypeError(
+            "offsets are missing. A plan of grouped_matmul is made of A, W and offsets, and called "
+            "with them: int32 (experts,), where each expert's rows end."
+        )
     left, right, ends = unwrap(a, "A"), unwrap_weights(w), unwrap(offsets, "offsets")
     check_same_kind(left, right, ("A", "W"))
     check_same_kind(left, ends, ("A", "offsets"))

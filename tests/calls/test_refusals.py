@@ -55,6 +55,35 @@ def test_every_pair_of_dtypes(op: str) -> None:
             gm.plan(op, left, right)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (np.longdouble, "float64"),
+        (np.clongdouble, "complex128"),
+        (np.bool, "float32"),
+        ("complex32", "complex64"),
+    ],
+)
+def test_the_advice_is_a_dtype_that_holds_the_numbers(given: Any, advice: str) -> None:
+    if isinstance(given, str):
+        torch = pytest.importorskip("torch")
+        A = torch.ones(2, 2, dtype=torch.complex64).to(getattr(torch, given))
+        x = torch.ones(2)
+    else:
+        A, x = np.ones((2, 2), given), np.ones(2)
+    with pytest.raises(TypeError, match=f"'{advice}'.*PyTorch tensor with .to.torch.{advice}"):
+        gm.matvec(A, x)
+
+
+def test_what_lacks_beside_a_matrix_of_codes_or_of_experts_is_named() -> None:
+    Q = gm.quantize(np.ones((8, 8), np.float32))
+    for product in (gm.matmul, gm.matvec, gm.vecmat):
+        with pytest.raises(TypeError, match=r"both operands are quantised.*\.dequantize\(\)"):
+            product(Q, Q.T)
+    with pytest.raises(TypeError, match=r"offsets are missing.*where each expert's rows end"):
+        gm.plan("grouped_matmul", np.ones((3, 2)), np.ones((3, 2, 2)))
+
+
 # Shapes of both operands, by what NumPy makes of them and we do.
 FITTING: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "matvec": [((0, 3), (3,)), ((3, 0), (0,)), ((2, 1, 4, 3), (5, 3)), ((0, 2, 3), (3,))],

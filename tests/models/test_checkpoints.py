@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import foreign
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from gemmule.torch import QuantLinear, load_checkpoint
+from gemmule.torch import QuantLinear, load_checkpoint, quantize_
 from gemmule.torch.experts import QuantStack
 
 
@@ -93,6 +95,46 @@ def test_what_is_not_served_is_named_before_anything_is_loaded(case: str, tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=words):
         load_checkpoint(tmp_path)
+
+
+def test_a_name_is_not_asked_of_the_network() -> None:
+    with pytest.raises(FileNotFoundError, match=r"nope is no folder here.*snapshot_download"):
+        load_checkpoint("nope")
+
+
+@pytest.mark.parametrize(
+    ("tool", "lost"),
+    [
+        ("gptq", "scales"),
+        ("hqq", "nbits"),
+        ("compressed-tensors", "weight_shape"),
+        ("gpt-oss", "_scales"),
+        ("own", "scales"),
+    ],
+)
+def test_a_tensor_that_is_missing_is_named(
+    tool: str, lost: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = floats(tmp_path / "floats", "gptoss" if tool == "gpt-oss" else "llama")
+    codes = tmp_path / "codes"
+    if tool == "own":
+        quantize_(model)
+        model.save_pretrained(codes)
+    else:
+        write = foreign.gpt_oss if tool == "gpt-oss" else foreign.WRITERS[tool]
+        write(tmp_path / "floats", codes)
+    path = min(codes.glob("*.safetensors"))
+    tensors = load_file(path)
+    del tensors[next(name for name in tensors if name.endswith(lost))]
+    save_file(tensors, path, {"format": "pt"})
+    told = logging.getLogger("transformers")
+    told.addHandler(caplog.handler)
+    try:  # the error is transformers' own, its report has ours
+        with caplog.at_level("WARNING", told.name), pytest.raises(RuntimeError, match="CONV"):
+            type(model).from_pretrained(codes) if tool == "own" else load_checkpoint(codes)
+    finally:
+        told.removeHandler(caplog.handler)
+    assert f"but no {lost}: the checkpoint is not whole" in caplog.text
 
 
 def test_weights_that_stand_nowhere_are_named(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def test_the_example_streams_tokens(tmp_path: Path) -> None:
     assert len(parts) > 1
     ids = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False)[0, 3:]
     assert "".join(parts).split() == tokenizer.decode(ids, skip_special_tokens=True).split()
-    assert client.post("/generate", json=request | {"prompt": ""}).status_code == 422
+    for nothing in ("", "  "):
+        assert client.post("/generate", json=request | {"prompt": nothing}).status_code == 422
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])

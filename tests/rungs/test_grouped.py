@@ -386,16 +386,15 @@ class Subclass(Tensor):
 
 @needs_emulator
 def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch_calls = pytest.importorskip("gemmule.dispatch.torch")
+    host_tensors = pytest.importorskip("host_tensors")
     from types import SimpleNamespace
 
     from gemmule import grouped
     from gemmule.core.caches import forget_plans
 
     current = [1]  # device
-    modules = {"torch": device_tensors.library(current, float16="float16")}
-    monkeypatch.setattr(grouped, "sys", SimpleNamespace(modules=modules))
-    monkeypatch.setattr(torch_calls, "maker", device_tensors.maker)
+    library = device_tensors.library(current, float16="float16")
+    host_tensors.put_library(monkeypatch, library, device_tensors.maker, grouped)
     a, w = operands("float16", k=128, n=48)
     wanted = gm.grouped_matmul(a, w, ENDS)[:48]
     stacks = [gm.quantize_experts(w.astype("f4"), bits=bits, group_size=32) for bits in (4, 8)]

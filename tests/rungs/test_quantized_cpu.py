@@ -21,7 +21,6 @@ from gemmule.backends.cpu import pool, simd, steps, target
 from gemmule.core.problem import numpy_dtype
 from gemmule.core.rung import ACTIVATION_GROUP, Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu import _operands
 from gemmule.rungs.quantized.cpu.plain import products
 from gemmule.rungs.quantized.cpu.vector import activations as arranged
@@ -48,6 +47,10 @@ MACHINE = Machine("cpu", "test", "x86_64", 2, 40e9, 32 << 20)
 
 SIZES = [(1, 1), (3, 7), (4, 64), (5, 129), (9, 300), (2, 513)]
 GROUPS = [1, 3, 8, 24, 32, 64, 100, 128, 256, -1, None]
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    return array.ctypes.data
 
 
 def x_shape(rung: Rung, Q: QuantizedMatrix, columns: int = 5) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -274,10 +273,9 @@ def test_random_products_on_a_device() -> None:
 
 @needs_emulator
 def test_tensors_met_before_go_straight_to_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch_calls = pytest.importorskip("gemmule.dispatch.torch")
-    modules = {"torch": device_tensors.library((1,), float16="float16", uint8="uint8")}
-    monkeypatch.setattr(routed_calls, "sys", SimpleNamespace(modules=modules))
-    monkeypatch.setattr(torch_calls, "maker", device_tensors.maker)
+    host_tensors = pytest.importorskip("host_tensors")
+    library = device_tensors.library((1,), float16="float16", uint8="uint8")
+    host_tensors.put_library(monkeypatch, library, device_tensors.maker, routed_calls)
     a, w, indices, weights = operands("float16")
     stack = gm.quantize_experts(w.astype("f4"), bits=8, group_size=32, symmetric=True)
 

@@ -23,7 +23,6 @@ from gemmule.core.rung import Rung, Step
 from gemmule.oracle.inputs import Inputs, make_inputs
 from gemmule.oracle.judge import check
 from gemmule.oracle.problems import edge_problems, make_problem
-from gemmule.rungs._cuda.geometry import ceil_div
 from proofs import proofs
 
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
@@ -509,7 +508,7 @@ def test_copies_before_a_product_are_a_launch_that_is_expected(name: str) -> Non
         copied = rung.suggest(problem, machine)
         if copied is None or len(rung.steps(problem, copied.params, machine)) == 1:
             continue
-        m, n, k = (ceil_div(size, 64) * 64 for size in (problem.m, problem.n, problem.k))
+        m, n, k = (-(-size // 64) * 64 for size in (problem.m, problem.n, problem.k))
         whole = replace(problem, m=m, n=n, k=k, layout_a="row", layout_b="col", alignment=16)
         as_it_lies = plain.suggest(whole, machine)
         assert as_it_lies is not None

@@ -283,6 +283,11 @@ def _result(a: Form, b: Form, out_dtype: str | None) -> str:
     """Return the result's dtype; a quantised matrix takes the dtype of what it multiplies."""
     if a.quant is None:
         return result_dtype(a.dtype, b.dtype, out_dtype)
+    if b.quant is not None:
+        raise TypeError(
+            f"both operands are quantised, {a.shape} and {b.shape}; a quantised matrix multiplies "
+            "an array of floats. Pass .dequantize() of one of them."
+        )
     if b.dtype not in FLOATS:
         raise TypeError(
             f"a quantised matrix multiplies {', '.join(FLOATS)}; the other operand is {b.dtype}. "

@@ -76,7 +76,7 @@ _held: dict[str, Lock] = {}
 
 
 def hold(name: str, lock: Lock) -> None:
-    """Make every later fork wait for `lock` too, after those named before it; once a name."""
+    """Make every later fork wait for `lock` too, after those named before it; one lock a name."""
     with WHOLE:
         _held.setdefault(name, lock)
 

@@ -64,9 +64,12 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
 def check_dtype(name: str, argument: str) -> str:
     """Return `name` if it is a dtype of this package, else raise TypeError."""
     if name not in DTYPES:
+        near = "float64" if name in ("float128", "float96") else "float32"
+        if name.startswith("complex"):
+            near = "complex64" if name == "complex32" else "complex128"
         raise TypeError(
-            f"{argument} has dtype {name}; supported are {', '.join(DTYPES)}. "
-            "Convert it first, for example with .astype('float32')."
+            f"{argument} has dtype {name}; supported are {', '.join(DTYPES)}. Convert it first, "
+            f"for example with .astype('{near}'), a PyTorch tensor with .to(torch.{near})."
         )
     return name
 

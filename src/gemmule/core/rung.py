@@ -121,7 +121,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ByIndex:
-    """A grouped product that finds its rows by indices of a dtype; gated: silu(gate) * up is out.
+    """A grouped product that finds its rows by indices of a dtype; gated: it gives silu(gate) up.
 
     out: the dtype of the result.
     """
@@ -132,12 +132,12 @@ class ByIndex:
 
 
 def with_bias(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return the steps of a rung that `adds`, compiled so that its struct ends with a bias."""
+    """Return a rung's steps with kernels that add a bias, whose address ends their struct."""
     return tuple(replace(step, defines=(*step.defines, "BIAS")) for step in steps)
 
 
 def with_scales(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return the steps of a rung that scales, compiled so that its struct ends with two scales."""
+    """Return a rung's steps with kernels that scale; both scales' addresses end their struct."""
     return tuple(replace(step, defines=(*step.defines, "SCALES")) for step in steps)
 
 

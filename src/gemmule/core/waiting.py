@@ -1,4 +1,4 @@
-"""What says, once a process, that compiling takes long, and what does it ahead."""
+"""Telling, once a process, that compiling takes long, and which command compiles ahead."""
 
 from __future__ import annotations
 

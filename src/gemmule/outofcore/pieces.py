@@ -14,7 +14,7 @@ GAP_BYTES = 64  # between arrays that go in one copy: less than what they are al
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Lines of a host array, one after the other, to be closed up at a device address.
+    """Lines of a host array, to be copied to a device address without what lies between them.
 
     array: 2-D, its first axis the lines; direct: it lies in page-locked memory.
     """
@@ -39,7 +39,7 @@ class Piece:
 
 
 def pieces(panel: list[Transfer], sizes: Iterator[int]) -> Iterator[Piece]:
-    """Cut a panel into pieces of the next of `sizes`, in bytes; what is direct may stay whole.
+    """Cut a panel into pieces, each of the next of `sizes` in bytes; what is direct may stay whole.
 
     Transfers that follow each other at the device share pieces, whatever lies in the few bytes
     between them: a copy costs a start, and a slot as long as it is held.

@@ -108,7 +108,7 @@ class _Slots:
 
 
 def steps(whole: Sizes, tiling: Tiling) -> Iterator[Step]:
-    """Yield the steps in their order: to and fro along columns, so that turning points reuse."""
+    """Yield the steps in their order: to and fro along columns, so that turns need no new panel."""
     counts = tiling.counts(whole)
     order = list(_order(counts))
     left = _Slots("left", tiling.left_slots, [(i, p) for i, j, p in order])

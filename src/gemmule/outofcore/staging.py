@@ -88,7 +88,7 @@ _links: dict[int, float] = {}
 
 
 def link_bytes_per_s(ordinal: int, nbytes: int) -> float:
-    """Return the rate of copies to a device, measured once a process with so much memory there."""
+    """Return the rate of copies to a device, measured once a process by one of at most `nbytes`."""
     if ordinal not in _links:
         lane, size = take_lane(ordinal, SLOTS), min(nbytes, CHUNK_BYTES)
         target = DeviceArray.empty((size,), "uint8", ordinal)

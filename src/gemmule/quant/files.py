@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.storage.atomic import new_file
+from gemmule.storage.lines import without_duplicates
 
 FilePath: TypeAlias = str | os.PathLike[str]
 Tensors: TypeAlias = dict[str, NDArray[Any]]
@@ -91,6 +92,31 @@ def model_files(path: FilePath) -> Path | dict[str, Path]:
     except ValueError as error:
         raise ValueError(f"{given} is no index of a model's files: {error}") from None
     return {tensor: given.parent / name for tensor, name in names.items()}
+
+
+def check_floats(folder: FilePath) -> None:
+    """Raise ValueError where a folder holds no model of transformers whose weights are floats.
+
+    Only ``config.json`` is read, and that there are weights is seen: this is done in a moment.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} has no config.json; give a model's folder of transformers")
+    try:
+        config = _parse_json(path.read_bytes()[: _MAX_INDEX_BYTES + 1])
+    except ValueError as error:
+        raise ValueError(f"{path} is no model's configuration: {error}") from None
+    if lacking := [key for key in ("model_type", "architectures") if not config.get(key)]:
+        raise ValueError(
+            f"{path} has no {' and no '.join(lacking)}, so it is not known how the model is built; "
+            "give a folder that save_pretrained of transformers wrote"
+        )
+    if config.get("quantization_config"):
+        raise ValueError(
+            f"{folder} is quantised already: quantise the folder of floats that it was made of, "
+            "or multiply by its codes, with gemmule.torch.load_checkpoint"
+        )
+    model_files(folder)
 
 
 def _is_name(value: object) -> bool:
@@ -203,7 +229,9 @@ def _parse_json(text: bytes) -> dict[str, Any]:
         raise ValueError("the header must begin with '{'")
     try:
         parsed = json.loads(
-            text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+            text.decode("utf-8"),
+            object_pairs_hook=without_duplicates,
+            parse_constant=_refuse_constant,
         )
     except RecursionError:
         raise ValueError("the header nests too deeply") from None
@@ -216,13 +244,6 @@ def _parse_json(text: bytes) -> dict[str, Any]:
 
 def _is_object(value: object) -> bool:
     return isinstance(value, dict)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("a key appears twice")
-    return entries
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -303,10 +303,11 @@ def of_tensors(tensors: dict[str, NDArray[Any]], stored_zero: int) -> QuantizedM
     if packed is not None and packed.dtype == np.uint8:
         return from_float4(packed, tensors["weight_scale"], _factor_of(tensors))
     if "weight_packed" in tensors:
+        needed, others = ("packed", "scale", "shape"), ("zero_point", "g_idx")
         own = {
             name: tensors[f"weight_{name}"]
-            for name in ("packed", "scale", "shape", "zero_point", "g_idx")
-            if f"weight_{name}" in tensors
+            for name in (*needed, *others)
+            if name in needed or f"weight_{name}" in tensors
         }
         return from_compressed(**own)
     if "W_q" in tensors:

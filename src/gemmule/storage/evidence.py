@@ -125,7 +125,7 @@ def _provers() -> dict[tuple[str, str, str], dict[str, str]]:
 
 
 def proved_on(rung: Rung, problem: Problem, end: str = "") -> dict[str, str]:
-    """Return the devices that proved what computes a problem, by architecture; of each one.
+    """Return the devices that proved what computes a problem: one for each architecture.
 
     end: of the variant's name, where kernels do more than the product.
     """
@@ -133,7 +133,7 @@ def proved_on(rung: Rung, problem: Problem, end: str = "") -> dict[str, str]:
 
 
 def covers(rung: Rung, problem: Problem, arch: str) -> bool:
-    """Tell whether a device of an architecture proved what computes a problem; always of BLAS."""
+    """Tell whether a device of an architecture proved what computes a problem; BLAS needs none."""
     return not isinstance(rung, CudaRung) or arch in proved_on(rung, problem)
 
 

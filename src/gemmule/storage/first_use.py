@@ -1,4 +1,4 @@
-"""What kernels that no record of a device's architecture proves gave on that device, once checked.
+"""What a device found when it checked kernels that no GPU of its architecture had proved.
 
 A line a check: which variant of a rung, the digest of its code, and whether its results were right.
 `gemmule.tuning.first_use` checks and writes; back ends ask what failed, and never choose it again.
@@ -103,6 +103,6 @@ def in_words(choice: Choice, code: str | None = None) -> str:
 
 
 def failed(machine: Machine, name: Name, made_of: Callable[[], str]) -> bool:
-    """Tell whether kernels of a variant, made of what they are now, were wrong on a device."""
+    """Tell whether a variant's kernels, as they are built now, were wrong on a device."""
     wrong = [one for one in known(machine).values() if one.name == name and one.wrong]
     return any(one.made_of == made_of() for one in wrong)

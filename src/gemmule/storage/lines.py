@@ -72,9 +72,9 @@ def read(path: Path, schema: int) -> Iterator[dict[str, Any]]:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return what a file holds, or unpacked what an archive beside it holds, where that is alone.
+    """Return what a file holds; where only a packed one is there, what that holds.
 
-    ``<path>.gz`` is read in a moment, as plans want it, ``<path>.xz`` takes less room.
+    Packed are ``<path>.gz``, read in a moment, as plans want it, or ``<path>.xz``, the smaller one.
     FileNotFoundError for none of them, ValueError for more than `most` bytes, or a damaged archive.
     """
     archives = (path.with_name(f"{path.name}{suffix}") for suffix in (".gz", ".xz"))

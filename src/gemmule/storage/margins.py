@@ -106,7 +106,7 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
 
 @functools.cache
 def known(device: str) -> dict[tuple[str, ...], tuple[Margin, ...]]:
-    """Return the margins measured on a device whose rungs are as they were then, by kind."""
+    """Return a device's margins by kind, of rungs that did not change since they were measured."""
     path = evidence.folder() / evidence.slug(device) / FILE
     if not path.is_file():  # as for every processor: nothing else has to be read
         return {}

@@ -48,7 +48,7 @@ def _known(name: str, arch: str, units: int, ceiling: float, clock_hz: float) ->
 
 
 def error(machine: Machine, rung: str) -> float | None:
-    """Return the share of a rung's expected time that nine of ten products there are within.
+    """Return by which share a rung's expected time is off at most, in nine of ten products there.
 
     Of those that were measured and not fitted to; None where none were.
     """
@@ -98,7 +98,7 @@ def _nearest(
 
 
 def scaled(model: DeviceModel, clocks: float) -> DeviceModel:
-    """Return the model where clocks are so many times as fast."""
+    """Return the model of a device whose clocks are `clocks` times as fast."""
     trees = {
         rung: {name: n / clocks if device_model.is_time(name) else n for name, n in own.items()}
         for rung, own in model.numbers.items()

@@ -35,7 +35,7 @@ def read(name: str, arch: str, units: int) -> HostRates | None:
 
 
 def errors(name: str, arch: str, units: int) -> dict[str, float]:
-    """Return of rungs, ``folder/name``, how far their estimates were from times measured there."""
+    """Return by rung, ``folder/name``, how far its estimates were from times measured there."""
     record = measured.read(path_of(name, arch, units)) or {}
     known = record.get("errors")
     is_of_it = (record.get("machine"), record.get("units")) == (name, units)

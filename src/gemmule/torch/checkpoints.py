@@ -22,7 +22,7 @@ from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.torch import gguf_models
 from gemmule.torch.experts import QuantStack
 from gemmule.torch.layer import QuantLinear
-from gemmule.torch.pretrained import GemmuleConfig, GemmuleQuantizer, Operation, keys_of
+from gemmule.torch.pretrained import GemmuleConfig, GemmuleQuantizer, Operation, keys_of, require
 
 _METHOD = "gemmule_checkpoint"
 _ANCHORS = ("qweight", "W_q", "weight_packed")
@@ -65,6 +65,11 @@ def load_checkpoint(path: FilePath, *, model_class: Any = None, **options: Any) 
     given = Path(path)
     if given.suffix.lower() == ".gguf":
         return gguf_models.load(given, model_class, _Config, **options)
+    if not given.is_dir():
+        raise FileNotFoundError(
+            f"{given} is no folder here; give a model's folder or a .gguf file. One of the Hugging "
+            "Face hub is fetched first, by huggingface_hub.snapshot_download, which returns one."
+        )
     config = transformers.AutoConfig.from_pretrained(given)
     method = dict(getattr(config, "quantization_config", None) or {})
     if faults := list(_faults(method)):
@@ -160,7 +165,11 @@ class Read(Operation):
             return {key: given["weight"]}
         parts = {part: _array(tensor) for part, tensor in given.items()}
         device = next(iter(parts.values()))[1]
-        matrix = quantizer.read(name, {part: array for part, (array, _) in parts.items()})
+        try:
+            matrix = quantizer.read(name, {part: array for part, (array, _) in parts.items()})
+        except KeyError as error:
+            require(name, parts, error.args)
+            raise
         linear = model.get_submodule(name)
         if name not in quantizer.chosen:
             return {key: torch.from_numpy(matrix.dequantize()).to(device, linear.weight.dtype)}
@@ -178,6 +187,8 @@ class ReadExperts(Operation):
     def convert(self, tensors: dict[str, Any], **context: Any) -> dict[str, Any]:
         """Return nothing that is left to load."""
         name, quantizer = context["full_layer_name"], self.hf_quantizer
+        given = {f"_{key.rpartition('_')[2]}" for key in _by_part(tensors)}
+        require(name, given, (_BLOCKS, _SCALES))
         blocks, scales = (_array(one) for _, one in sorted(_by_part(tensors).items()))
         weight = context["model"].get_parameter(name)
         stack = from_gpt_oss(blocks[0], scales[0])

@@ -23,7 +23,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
 
 from gemmule.quant import rounding
-from gemmule.quant.files import FilePath, model_files
+from gemmule.quant.files import FilePath, check_floats, model_files
 from gemmule.quant.quantize import quantize
 from gemmule.torch.experts import Kept, QuantStack
 from gemmule.torch.floats import is_turned
@@ -95,9 +95,8 @@ def quantise_folder(
     ones, or target was begun with other options or of another model.
     """
     source, target = Path(source), Path(target)
+    check_floats(source)
     settings = transformers.AutoConfig.from_pretrained(source)
-    if getattr(settings, "quantization_config", None):
-        raise ValueError(f"{source} is quantised already: use gemmule.torch.load_checkpoint")
     kind = getattr(transformers, settings.architectures[0])
     with torch.device("meta"):
         model = kind(settings)

@@ -285,6 +285,7 @@ class Assemble(Operation):
         """Return nothing that is left to load."""
         model, name = context["model"], context["full_layer_name"].removesuffix(".weight")
         by_name = {key.strip(".\\$").rpartition(".")[2]: value for key, value in tensors.items()}
+        require(name, by_name, PARTS[:2])
         parts = [_only(by_name.get(part)) for part in PARTS]
         own = self.hf_quantizer.quantization_config.options_of(name)
         form = {"bits": own["bits"], "group_size": own["group_size"]}
@@ -302,6 +303,15 @@ class Assemble(Operation):
         layer.weight_dtype = self.hf_quantizer.dtype_of(f"{name}.weight", linear.weight.dtype)
         self.hf_quantizer.put(name, layer, **context)
         return {}
+
+
+def require(name: str, there: Iterable[str], needed: Iterable[str]) -> None:
+    """Raise ValueError for tensors of a weight that its files lack."""
+    if missing := [part for part in needed if part not in there]:
+        raise ValueError(
+            f"{name} has {', '.join(sorted(there))}, but no {', '.join(missing)}: the checkpoint "
+            "is not whole, fetch or write its files again"
+        )
 
 
 def _only(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gemmule.core.words import Method
+from gemmule.quant import checks, files
 from gemmule.quant.float4 import GROUP_SIZES
 from gemmule_lab.commands import _options as options
 
@@ -37,14 +38,16 @@ def quantize(
     off goes on where it stopped when it is started again. OUT is loaded by from_pretrained after
     `import gemmule.torch`.
     """
-    from gemmule.torch.folders import quantise_folder
-    from gemmule.torch.pretrained import GemmuleConfig
-    from gemmule_lab.progress import tracked
-
     if out.resolve() == model.resolve():
         raise ValueError(
             f"OUT is {model} itself, whose floats it would replace; name another folder."
         )
+    checks.group_size(group_size)
+    files.check_floats(model)  # before what is below is loaded, for some seconds
+    from gemmule.torch.folders import quantise_folder
+    from gemmule.torch.pretrained import GemmuleConfig
+    from gemmule_lab.progress import tracked
+
     kept = [*keep, "lm_head"] if keep else None
     config = GemmuleConfig(
         int(bits),

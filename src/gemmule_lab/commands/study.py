@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 DOCUMENTS = ("000", "001", "002", "003", "004")
 
 
+class _Number(click.Choice[str]):
+    """The number of a document; 3 is 003."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(str(value).zfill(3), param, ctx)
+
+
 def _experiments(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of an experiment of the documents that stand before it."""
     known = _known(ctx.params.get("documents") or DOCUMENTS)
@@ -23,7 +30,7 @@ def _experiments(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 @options.command("measure", "Redo the published experiments and judge their claims.")
-@click.argument("documents", nargs=-1, type=click.Choice(DOCUMENTS), metavar="[NUMBER]...")
+@click.argument("documents", nargs=-1, type=_Number(DOCUMENTS), metavar="[NUMBER]...")
 @options.flag("--list", "Only list what the documents ask, with our answers on record.")
 @options.flag("--full", "The documents' exact grids; may take hours.")
 @options.one("--device", ("cpu", "cuda"), None, "Only this; default: both.")

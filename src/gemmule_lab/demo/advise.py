@@ -37,6 +37,8 @@ DECODE = (1, 16)  # tokens of one and of several sequences: what is decided by
 PROMPT = COLUMNS[-1]
 LEAST_GAIN = 1.1  # an advantage below is not worth another number format
 LOOKED_UP = ("embed", "wte", "wpe")  # in the name: rows of a table
+# The last parts of the names that tools give to codes, or to the scales beside them.
+QUANTISED = frozenset(("codes", "qweight", "W_q", "weight_packed", "weight_scale"))
 _NOT_MULTIPLIED = "looked up by row, not multiplied"
 COLD_FACTOR = 4  # times the cache of a GPU have to pass before a matrix is read again
 
@@ -102,6 +104,12 @@ def weights_of(path: Path) -> dict[str, tuple[Path, tuple[int, int]]]:
         for name, shape in list_matrices(file).items()
         if len(shape) == 2 and 0 not in shape
     }
+    ends = {name.rpartition(".")[2]: name for name in found}
+    if codes := sorted(ends.keys() & QUANTISED):
+        raise ValueError(
+            f"{path} is quantised already: {ends[codes[0]]} belongs to a matrix of codes. Give the "
+            "floats that it was made of."
+        )
     if not found:
         raise ValueError(f"{path} holds no 2-D weight; give a model's .safetensors file.")
     return found

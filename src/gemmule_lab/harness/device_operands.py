@@ -142,7 +142,7 @@ def _by_columns(flat: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
 
 
 def in_floats(sets: Sets) -> Sets:
-    """Return the sets of a quantised matrix's product with the weights as x's dtype."""
+    """Return the same sets with the weights as floats of x's dtype in the place of codes."""
     items = []
     for one in sets.items:
         result = DeviceArray.empty((int(np.prod(one.out.shape)),), one.out.dtype, one.out.ordinal)
@@ -152,7 +152,10 @@ def in_floats(sets: Sets) -> Sets:
 
 
 def judged(op: str, one: OperandSet, plan: gm.Plan) -> float:
-    """Return the largest error of ``one.out`` over its bound; ArithmeticError when it exceeds 1."""
+    """Return the largest error of a plan's result over its bound, by `judge` where that can.
+
+    ArithmeticError where an error exceeds its bound.
+    """
     choice = plan.choice
     arithmetic = choice.rung.arithmetic(choice.problem)
     rounded = arithmetic.inputs is not None or arithmetic.activations_bits is not None
@@ -164,9 +167,10 @@ def judged(op: str, one: OperandSet, plan: gm.Plan) -> float:
 def judge(
     op: str, one: OperandSet, problem: Problem, arithmetic: Arithmetic, params: Params
 ) -> float:
-    """Return the largest error of ``one.out`` over its bound; ArithmeticError when it exceeds 1.
+    """Return the largest error of a result over its bound, as sums made on the GPU show it.
 
-    Every element of a vector is judged, of a matrix eight random rows and columns.
+    ArithmeticError where an error exceeds its bound. Every element of a vector is judged, of a
+    matrix eight random rows and columns.
     """
     if op != "matmul":
         matrix = one.a.T if op == "vecmat" else one.a
@@ -235,10 +239,10 @@ def _largest(
 
 
 def judge_ends(op: str, one: OperandSet, plan: gm.Plan) -> float:
-    """Return the largest error over its bound; ArithmeticError when it exceeds 1.
+    """Return the largest error over its bound in the ends of a result, which the oracle judges.
 
-    The oracle judges the first and the last rows of a result, on the host; of many columns some,
-    the first and the last among them.
+    ArithmeticError where an error exceeds its bound. Judged are the first and the last rows,
+    on the host; of many columns some, the first and the last among them.
     """
     a, b, result = _on_host(one.a), one.b.to_host(), one.out.to_host()
     if op == "matmul" and b.shape[1] > SAMPLED_COLUMNS:

@@ -109,7 +109,7 @@ def _error(
 
 @dataclass(eq=False)
 class HostBench(Bench):
-    """The CPU's bench; the matrices that the next product has too are made once.
+    """The CPU's bench; a matrix that the next product shares is kept for it.
 
     seconds: for one product. every_rung: time all rungs that take a product. cold_bytes: how many
     bytes have to pass between two uses of a set, as measured; None takes it from the cache that the

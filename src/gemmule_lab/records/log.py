@@ -127,6 +127,11 @@ def read(path: Path, kind: str, row: type[R], check: Callable[[R], None]) -> Log
                     f"the row's environment {item.environment!r} does not come before it."
                 )
             check(item)
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"{path}, line {number}: bytes that are no text; results are files of JSON lines, "
+                "as `gemmule bench` and `gemmule study` write them."
+            ) from None
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
         rows.append(item)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import gemmule as gm
 from gemmule.quant.files import model_files
 from gemmule.timing import clock
 from gemmule.timing.sampler import Ratio
@@ -136,6 +137,19 @@ def test_weights_without_codes_are_left_alone(
     assert "nan" not in reasons["good"]
     assert "3 weights" in lines[-1]
     assert model_files(path) == model_files(tmp_path)
+
+
+def test_codes_are_no_weights_to_advise_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.safetensors"
+    gm.quantize(np.ones((8, 64), np.float32)).save(path)
+    assert cli.run(["advise", str(path)]) == 2
+    assert "is quantised already: codes belongs" in capsys.readouterr().err
+    ones = np.ones((2, 2), np.float32)
+    save_file({"up.norm": ones, "up.qweight": ones.astype(np.int32)}, path)
+    with pytest.raises(ValueError, match=r"up\.qweight belongs to a matrix of codes"):
+        advise.weights_of(path)
 
 
 def test_a_file_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

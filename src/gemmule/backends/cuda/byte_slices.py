@@ -35,7 +35,7 @@ _SIDE, _THREADS, _MOST_BLOCKS, _MODULUS = 32, 256, 8192, 2**64
 
 
 def digits(dtype: str) -> int:
-    """Return how many digits hold any number of a dtype: of less than 8 bytes one more."""
+    """Return how many digits hold any number of a dtype: its bytes, and below 8 one more."""
     return min(ITEMSIZE[dtype] + 1, MOST_POWERS)
 
 
@@ -76,7 +76,7 @@ def plane(problem: Problem) -> int:
 
 
 def lead(problem: Problem) -> int:
-    """Return the elements from row to row of them."""
+    """Return how many elements of such a plane lie from one row to the next."""
     return -(-problem.n // 4) * 4
 
 
@@ -111,7 +111,7 @@ def steps(problem: Problem) -> tuple[Step, Step, Step]:
 
 
 def packed(problem: Problem, call: Call) -> tuple[bytes, bytes, bytes]:
-    """Return their structs, without addresses, by alpha 1 and beta 0."""
+    """Return the structs of those launches, without addresses, for alpha 1 and beta 0."""
     a, b, c = (view.strides[-2:] for view in (call.a, call.b, call.out))
     width = line(problem)
     return (

@@ -248,7 +248,7 @@ _keepers: list[Callable[[int], None]] = []
 
 
 def when_short(let_go: Callable[[int], None]) -> None:
-    """Call ``let_go(ordinal)`` where a device has no room left: it frees what is kept for later."""
+    """Have ``let_go(ordinal)`` free what is kept for later, wherever a device has no room left."""
     _keepers.append(let_go)
 
 

@@ -104,13 +104,6 @@ def _chain(problem: Problem, params: Params) -> int:
     return int((vectors + 1) * view.lanes + 5 + split)
 
 
-def _kind(problem: Problem) -> str:
-    """Return what limits beside the memory: conversion of halves, doubles' arithmetic, or words."""
-    if ITEMSIZE[few.seen(problem).matrix] == 2:
-        return "halves"
-    return "doubles" if problem.a == "float64" else "words"
-
-
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     view, width, rows = few.seen(problem), _width(problem), _rows(params)
     split = _warps(problem, params) // params["across"]
