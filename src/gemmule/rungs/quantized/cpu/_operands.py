@@ -288,12 +288,16 @@ def columns_time(
 
 
 def with_arranged(
-    multiply_adds: float, panel: int, suggest: Callable[[Problem, Machine], Suggestion | None]
+    multiply_adds: float,
+    panel: int,
+    suggest: Callable[[Problem, Machine], Suggestion | None],
+    *,
+    shared: bool = False,
 ) -> Callable[[Problem, Machine], Suggestion | None]:
-    """Return a heuristic that also counts the arranging of x, which one thread does ahead.
+    """Return a heuristic that also counts the arranging of x, which is done ahead.
 
     multiply_adds: of float32, that a core could do in the time that an element takes, in panels of
-    so many columns (Xeon with AMX, November 2026: 95 a ns).
+    so many columns (Xeon with AMX, November 2026: 95 a ns). shared: by all threads, not one.
     """
 
     def arranging(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -302,6 +306,7 @@ def with_arranged(
             return None
         elements = problem.k * -(-problem.n // panel) * panel
         more = elements * multiply_adds / machine.rates.fma
+        more /= machine.units if shared else 1
         return replace(found, expected_s=found.expected_s + more)
 
     return arranging

@@ -138,8 +138,9 @@ class Way(NamedTuple):
     product: with all that no x changes; kept: what it points to besides the matrix. unit: rows that
     a share does not split. panel: columns of x that the kernel takes at once, `padded` if y must
     have whole ones; panel_bytes: of their activations. ``prepare(x, place, panel_bytes)`` writes
-    those of all panels to zero-filled memory that begins a cache line and returns the product's
-    factor, or None where this x cannot be multiplied so. most_rows: of a share, if limited.
+    those of all panels to memory that begins a cache line, zero-filled if `cleared`, and returns
+    the product's factor, or None where this x cannot be multiplied so. most_rows: of a share, if
+    limited.
     alone_below: bytes of codes, times columns, that one thread multiplies as fast as two.
     """
 
@@ -150,6 +151,7 @@ class Way(NamedTuple):
     panel: int
     panel_bytes: int
     prepare: Prepare
+    cleared: bool = True
     padded: bool = False
     most_rows: int = 1 << 30
     alone_below: int = SERIAL_BYTES
@@ -166,7 +168,8 @@ def multiply(
         kept = workspace(nbytes)
         part = claimed(kept)
         try:
-            ctypes.memset(part, 0, nbytes)
+            if way.cleared:
+                ctypes.memset(part, 0, nbytes)
             return _multiply(parts, way, x, y, rows_per_share, part)
         finally:
             release(kept, part)

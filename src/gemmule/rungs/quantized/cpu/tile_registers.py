@@ -32,7 +32,7 @@ from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 # 2048. Numbers turned into float32 and back are counted in multiply-adds.
 _CODES_PER_FMA = {"uint4": 0.61, "uint8": 0.23}
 _PER_FMA = {"uint4": {1: 3.0, 2: 1.85, 3: 2.0}, "uint8": {1: 2.35, 2: 1.8, 3: 1.65}}
-_CONVERTED = 10
+_CONVERTED, _ARRANGED = 10, 43
 # What `job` multiplies, 2048 x 2048 by 2 to 16 columns: 235 to 262 us, 370 to 390 of 8 bits.
 _BY_ADDRESS = {"uint4": 4.4, "uint8": 4.4}
 
@@ -75,8 +75,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if problem.b == "bfloat16" and problem.n <= LANES:
         products = _BY_ADDRESS
     suggest = operands.columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
-    arranged = 55 + 15 * _pieces(problem)
-    found = operands.with_arranged(arranged, LANES, suggest)(problem, machine)
+    found = operands.with_arranged(_ARRANGED, LANES, suggest, shared=True)(problem, machine)
     if found is None or problem.b == "float32" or products is _BY_ADDRESS:
         return found
     converted = (problem.k * problem.n + problem.outputs) * _CONVERTED
