@@ -16,6 +16,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu._product import bind_ways
+from gemmule.rungs.quantized.cpu.amx.bfloat16 import BLOCK_ROWS
 from gemmule.rungs.quantized.cpu.amx.floats import bfloat16_tiles
 from gemmule.rungs.quantized.cpu.blocks.few import job
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
@@ -75,7 +76,10 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if problem.b == "bfloat16" and problem.n <= LANES:
         products = _BY_ADDRESS
     suggest = operands.columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
-    found = operands.with_arranged(_ARRANGED, LANES, suggest, shared=True)(problem, machine)
+    # The last rows take as long as 48, and so do threads that have none of the last round.
+    rows = BLOCK_ROWS * machine.units
+    whole = replace(problem, m=-(-problem.m // rows) * rows)
+    found = operands.with_arranged(_ARRANGED, LANES, suggest, shared=True)(whole, machine)
     if found is None or problem.b == "float32" or products is _BY_ADDRESS:
         return found
     converted = (problem.k * problem.n + problem.outputs) * _CONVERTED
