@@ -83,8 +83,8 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if found is None or problem.b == "float32" or products is _BY_ADDRESS:
         return found
     converted = (problem.k * problem.n + problem.outputs) * _CONVERTED
-    converted /= machine.rates.fma * machine.units
-    return replace(found, expected_s=found.expected_s + converted)
+    more = converted / (machine.rates.fma * machine.units)
+    return replace(found, expected_s=found.expected_s + more)
 
 
 RUNG = CpuRung(
