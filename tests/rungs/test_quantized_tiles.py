@@ -53,6 +53,17 @@ def test_tiles_in_several_tasks(name: str) -> None:
             check(rung, Q, activations((4096, 16), "float32"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_tiles_of_many_activations_keep_nothing_of_the_product_before(dtype: str) -> None:
+    """Large x is arranged in memory that is kept, and 16-bit ones are widened by a kernel."""
+    rung = rung_called("tile_registers")
+    for bits in (4, 8):
+        Q = make_matrix(49, 4100, bits, 128, "float32", "fraction")
+        for columns in (40, 33, 40):
+            if takes(rung, Q, columns, dtype, dtype):
+                check(rung, Q, activations((4100, columns), dtype), dtype)
+
+
 def test_tiles_hold_activations_of_every_size() -> None:
     """Tiles flush what is subnormal, and three bfloat16 must make up every float32 exactly."""
     rung = rung_called("tile_registers")

@@ -263,7 +263,7 @@ def test_faults_planted_in_tiles_are_seen(kind: str, fault: Callable[..., Any]) 
         start = _tile_steps.start_sums()
         fault(_tile_steps, "resume_sums", lambda sound: restarted(start))
     elif kind == "add":
-        fault(_tile_steps, "add_products", lambda sound, pieces: sound((1, 1)))
+        fault(_tile_steps, "add_products", lambda sound, pieces, streamed="": sound((1, 1)))
     else:
         fault(tile_products, "place_kernel", lambda sound, paired, unit: sound(False, unit))
     with pytest.raises(AssertionError, match="elements wrong"):

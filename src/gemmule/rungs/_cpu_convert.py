@@ -18,11 +18,13 @@ from gemmule.backends.cpu.pool import Pooled, in_pool, share_count
 
 Array = np.ndarray[Any, Any]
 SHARES_PER_THREAD = 4
+LEAST = 1 << 12  # numbers: fewer are converted by NumPy sooner than a kernel is called
 
 
 def widened(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return a matrix in `dtype`, in its own order; itself where it is so already."""
-    if array.dtype != np.float16 or dtype != np.float32:
+    few = array.ndim != 2 or array.size < LEAST
+    if few or array.dtype != np.float16 or dtype != np.float32:
         same: Array = array.astype(dtype, copy=False)
         return same
     by_rows = _rows_of(array) is array
@@ -34,7 +36,9 @@ def widened(array: Array, dtype: np.dtype[Any]) -> Array:
 
 def narrowed(array: Array, target: Array) -> None:
     """Write a matrix to one of another dtype, each number rounded to nearest even."""
-    if (array.dtype, target.dtype) != (np.float32, np.float16) or not _converted(array, target):
+    few = array.ndim != 2 or array.size < LEAST
+    halves = (array.dtype, target.dtype) == (np.float32, np.float16)
+    if few or not halves or not _converted(array, target):
         np.copyto(target, array, casting="unsafe")
 
 

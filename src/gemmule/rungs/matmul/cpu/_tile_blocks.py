@@ -173,7 +173,8 @@ def block_shares(pieces: int, by_tiles: bool = True) -> Pooled:
 @functools.cache
 def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
     start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
-    add, shapes, forget = steps.add_products((pieces, pieces)), configured(*SHAPES), released()
+    add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
+    shapes, forget = configured(*SHAPES), released()
     step_bytes, dots = pieces * TILE_BYTES, steps.add_dots()
 
     @kernel

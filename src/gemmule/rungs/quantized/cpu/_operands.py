@@ -15,6 +15,7 @@ from gemmule.core.problem import FLOAT4_DTYPE, Problem
 from gemmule.core.rung import Arithmetic, Machine, Signature, Suggestion
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.rungs._cpu import SMALL_BYTES, address, spread_s
+from gemmule.rungs._cpu_convert import narrowed, widened
 
 Floats = NDArray[np.float32]
 Run = Callable[[QuantizedMatrix, NDArray[Any], NDArray[Any]], None]
@@ -125,7 +126,7 @@ def bound(core: Core, working: str) -> Run:
         scattered = matrix.perm is not None and matrix.transposed
         if matrix.perm is not None and not matrix.transposed:
             x = x[matrix.perm]
-        x = np.ascontiguousarray(x, dtype=dtype)
+        x = np.ascontiguousarray(widened(x, dtype))
         if matrix.transposed:
             x = times_factors(parts, x)
         direct = not scattered and y.dtype == dtype and y.flags.c_contiguous
@@ -136,7 +137,10 @@ def bound(core: Core, working: str) -> Run:
         if not direct:
             where: Any = matrix.perm if scattered else ...
             with np.errstate(all="ignore"):
-                y[where] = result.astype(y.dtype, copy=False)
+                if scattered:
+                    y[where] = result.astype(y.dtype, copy=False)
+                else:
+                    narrowed(result, y)
 
     return run
 
@@ -284,12 +288,16 @@ def columns_time(
 
 
 def with_arranged(
-    multiply_adds: float, panel: int, suggest: Callable[[Problem, Machine], Suggestion | None]
+    multiply_adds: float,
+    panel: int,
+    suggest: Callable[[Problem, Machine], Suggestion | None],
+    *,
+    shared: bool = False,
 ) -> Callable[[Problem, Machine], Suggestion | None]:
-    """Return a heuristic that also counts the arranging of x, which one thread does ahead.
+    """Return a heuristic that also counts the arranging of x, which is done ahead.
 
     multiply_adds: of float32, that a core could do in the time that an element takes, in panels of
-    so many columns (Xeon with AMX, November 2026: 95 a ns).
+    so many columns (Xeon with AMX, November 2026: 95 a ns). shared: by all threads, not one.
     """
 
     def arranging(problem: Problem, machine: Machine) -> Suggestion | None:
@@ -298,6 +306,7 @@ def with_arranged(
             return None
         elements = problem.k * -(-problem.n // panel) * panel
         more = elements * multiply_adds / machine.rates.fma
+        more /= machine.units if shared else 1
         return replace(found, expected_s=found.expected_s + more)
 
     return arranging

@@ -18,6 +18,7 @@ panels) is derived here, once.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from gemmule.backends.cpu.simd import BLOCK_BYTES
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
 from gemmule.rungs._cpu import address
+from gemmule.rungs._cpu_workspace import claimed, release, workspace
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Run, Stored, bound
 
 
@@ -68,6 +70,9 @@ class Product(NamedTuple):
 # The lowest byte of each lane: of a mask that LLVM knows it would make two instructions.
 LOWEST_BYTES = 0x1111111111111111
 load_product, SIZE = unpacked_as(Product), len(Product._fields)
+# Activations from so many bytes on lie in memory that is kept: an allocator may give large blocks
+# back after each product, and a page that comes anew takes 2 us (virtual machine, November 2026).
+_KEPT_FROM = 128 << 10
 _number, _SIZE = load("int64", "int64"), SIZE
 _MATRIX = Product._fields.index("x")  # fields before it are of the matrix and the kernel alone
 
@@ -133,8 +138,9 @@ class Way(NamedTuple):
     product: with all that no x changes; kept: what it points to besides the matrix. unit: rows that
     a share does not split. panel: columns of x that the kernel takes at once, `padded` if y must
     have whole ones; panel_bytes: of their activations. ``prepare(x, place, panel_bytes)`` writes
-    those of all panels to zero-filled memory that begins a cache line and returns the product's
-    factor, or None where this x cannot be multiplied so. most_rows: of a share, if limited.
+    those of all panels to memory that begins a cache line, zero-filled if `cleared`, and returns
+    the product's factor, or None where this x cannot be multiplied so. most_rows: of a share, if
+    limited.
     alone_below: bytes of codes, times columns, that one thread multiplies as fast as two.
     """
 
@@ -145,6 +151,7 @@ class Way(NamedTuple):
     panel: int
     panel_bytes: int
     prepare: Prepare
+    cleared: bool = True
     padded: bool = False
     most_rows: int = 1 << 30
     alone_below: int = SERIAL_BYTES
@@ -156,8 +163,26 @@ def multiply(
     """Set ``y = A x`` with x, (n, c) float32; return False, with nothing done, where it cannot."""
     columns = x.shape[1]
     panels = -(-columns // way.panel)
-    room = np.zeros(panels * way.panel_bytes + BLOCK_BYTES, np.uint8)
-    place = aligned(room)
+    nbytes = panels * way.panel_bytes
+    if nbytes > _KEPT_FROM:
+        kept = workspace(nbytes)
+        part = claimed(kept)
+        try:
+            if way.cleared:
+                ctypes.memset(part, 0, nbytes)
+            return _multiply(parts, way, x, y, rows_per_share, part)
+        finally:
+            release(kept, part)
+    room = np.zeros(nbytes + BLOCK_BYTES, np.uint8)
+    return _multiply(parts, way, x, y, rows_per_share, aligned(room))
+
+
+def _multiply(
+    parts: Stored, way: Way, x: NDArray[Any], y: NDArray[Any], rows_per_share: int, place: int
+) -> bool:
+    """Do it with the activations of all panels at `place`."""
+    columns = x.shape[1]
+    panels = -(-columns // way.panel)
     factor = way.prepare(x, place, way.panel_bytes)
     if factor is None:
         return False

@@ -9,8 +9,10 @@ from gemmule.rungs._cpu import spread_s
 from gemmule.rungs.quantized.cpu._operands import ALL_SIGNATURES, float_arithmetic, takes_row
 from gemmule.rungs.quantized.cpu.plain.products import bind_blas
 
-# Codes decoded for each float32 multiply-add of a core (EPYC Zen 5, November 2026).
-_CODES_PER_FMA = 0.1
+# Codes decoded, and packed by BLAS, for each float32 multiply-add of a core (Xeon with AMX, one
+# core, November 2026, 95 a ns: 0.15 and 0.8 ns; 909,000 codes by 42 columns 1.5 ms, 1,061,000
+# across the rows by 8 1.05, 4.2 million by 512 37). An EPYC Zen 5 decodes ten in that time.
+_CODES_PER_FMA = 0.012
 # What blocks of rows reach of BLAS's speed: 2048 x 2048 by 512 columns on one core, groups of 16 to
 # 128, 57 to 59 ms where packed_codes takes 43 to 45 and its share of the multipliers is known (Xeon
 # with AVX-512, November 2026; an EPYC with AVX2, busy: 135 to 171 and 105 to 144).

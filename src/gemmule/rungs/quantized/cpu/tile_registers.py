@@ -16,6 +16,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CpuRung, Machine, Params, Suggestion
 from gemmule.rungs.quantized.cpu import _operands as operands
 from gemmule.rungs.quantized.cpu._product import bind_ways
+from gemmule.rungs.quantized.cpu.amx.bfloat16 import BLOCK_ROWS
 from gemmule.rungs.quantized.cpu.amx.floats import bfloat16_tiles
 from gemmule.rungs.quantized.cpu.blocks.few import job
 from gemmule.rungs.quantized.cpu.few_columns import COLUMNS
@@ -25,10 +26,14 @@ from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 # Codes decoded, and products by the pieces of x, for each float32 multiply-add of a core (95 a ns;
 # Xeon with AMX, November 2026: 16 rows x 128 columns x 16 columns of 4-bit codes and three pieces
 # take 156 ns, 64 columns 546; of 8-bit codes 224 and 735; with one piece 110, 309, 166 and 412).
-# Two pieces were not timed. 8-bit codes from memory are decoded more slowly. One piece again, with
-# numbers for the zeros that such a loop had: what further columns cost at 2048 x 2048.
+# Whole products, whose x is read from farther away, take longer: 2048 x 2048 by 128 and by 512
+# columns of two pieces 0.87 and 1.12 times what `rounded_tiles` takes, of 8-bit codes 0.84 and
+# 1.16; of three 0.72 and 0.9, 0.87 and 0.96. 8-bit codes from memory are decoded more slowly. One
+# piece again, with numbers for the zeros that such a loop had: what further columns cost at 2048 x
+# 2048. Numbers turned into float32 and back are counted in multiply-adds.
 _CODES_PER_FMA = {"uint4": 0.61, "uint8": 0.23}
-_PER_FMA = {"uint4": {1: 3.0, 2: 3.5, 3: 2.6}, "uint8": {1: 2.35, 2: 2.7, 3: 2.0}}
+_PER_FMA = {"uint4": {1: 3.0, 2: 1.85, 3: 2.0}, "uint8": {1: 2.35, 2: 1.8, 3: 1.65}}
+_CONVERTED, _ARRANGED = 10, 43
 # What `job` multiplies, 2048 x 2048 by 2 to 16 columns: 235 to 262 us, 370 to 390 of 8 bits.
 _BY_ADDRESS = {"uint4": 4.4, "uint8": 4.4}
 
@@ -71,12 +76,15 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion | None:
     if problem.b == "bfloat16" and problem.n <= LANES:
         products = _BY_ADDRESS
     suggest = operands.columns_time(0.90, LANES, products, codes_per_fma=_CODES_PER_FMA, spreads=2)
-    arranged = 55 + 15 * _pieces(problem)
-    found = operands.with_arranged(arranged, LANES, suggest)(problem, machine)
+    # The last rows take as long as 48, and so do threads that have none of the last round.
+    rows = BLOCK_ROWS * machine.units
+    whole = replace(problem, m=-(-problem.m // rows) * rows)
+    found = operands.with_arranged(_ARRANGED, LANES, suggest, shared=True)(whole, machine)
     if found is None or problem.b == "float32" or products is _BY_ADDRESS:
         return found
-    converted = (problem.k * problem.n + problem.outputs) / machine.rates.convert
-    return replace(found, expected_s=found.expected_s + converted)
+    converted = (problem.k * problem.n + problem.outputs) * _CONVERTED
+    more = converted / (machine.rates.fma * machine.units)
+    return replace(found, expected_s=found.expected_s + more)
 
 
 RUNG = CpuRung(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.pool import in_pool, share_count
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, block_columns
 from gemmule.rungs._cpu import address
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Stored, scale_dtype_of
@@ -209,33 +210,47 @@ def float_rows(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Row
 
 @functools.cache
 def pack_kernel(bits: int, pieces: int) -> Kernel:
-    """Return ``f(x, n, columns, exponent, out, panel_bytes)``: all of x, (n, columns) float32.
+    """Return ``f(number, shares, x, n, columns, exponent, out, panel_bytes)``: some chunks of x.
 
-    exponent: biased, of the power of two to multiply by. out: zero-filled.
+    x: (n, columns) float32. exponent: biased, of the power of two to multiply by.
     """
     pack, width, tiles = ops.pack_pair(pieces), block_columns(bits), tiles_of(bits)
     chunk_bytes = ops.x_bytes(bits, pieces)
     per_pair, between, per_tile = ops.pair_of(bits)
 
     @kernel
-    def packed(x: int, n: int, columns: int, exponent: int, out: int, panel_bytes: int) -> None:
-        for panel in range((columns + LANES - 1) // LANES):
+    def packed(
+        number: int,
+        shares: int,
+        x: int,
+        n: int,
+        columns: int,
+        exponent: int,
+        out: int,
+        panel_bytes: int,
+    ) -> None:
+        chunks = (n + width - 1) // width
+        every = (columns + LANES - 1) // LANES * chunks
+        for i in range(every * number // shares, every * (number + 1) // shares):
+            panel, chunk = i // chunks, i % chunks
             some = min(LANES, columns - LANES * panel)
-            for chunk in range((n + width - 1) // width):
-                place = out + panel * panel_bytes + chunk * chunk_bytes
-                for tile in range(tiles):
-                    for j in range(TILE_ROWS):
-                        a = chunk * width + per_pair * j + per_tile * tile
-                        b = a + between
-                        counts = (some if a < n else 0) + 256 * (some if b < n else 0)
-                        at = x + 4 * LANES * panel
-                        pack(
-                            at + 4 * columns * a,
-                            at + 4 * columns * b,
-                            counts + 65536 * exponent,
-                            place + tile * pieces * TILE_BYTES + 64 * j,
-                            place + chunk_bytes - 64,
-                        )
+            place = out + panel * panel_bytes + chunk * chunk_bytes
+            sums = place + chunk_bytes - 64
+            for lane in range(LANES):
+                _put(sums, lane, np.float32(0))
+            for tile in range(tiles):
+                for j in range(TILE_ROWS):
+                    a = chunk * width + per_pair * j + per_tile * tile
+                    b = a + between
+                    counts = (some if a < n else 0) + 256 * (some if b < n else 0)
+                    at = x + 4 * LANES * panel
+                    pack(
+                        at + 4 * columns * a,
+                        at + 4 * columns * b,
+                        counts + 65536 * exponent,
+                        place + tile * pieces * TILE_BYTES + 64 * j,
+                        sums,
+                    )
 
     return packed
 
@@ -244,15 +259,27 @@ _MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign
 
 
 @kernel
-def magnitudes(x: int, count: int, found: int) -> None:
-    """Write the bits of the largest and of the smallest element but 0, signs off."""
-    largest, smallest = 0, _MAGNITUDE
-    for i in range(count):
-        size = _get_word(x, i) & _MAGNITUDE
+def magnitudes(number: int, shares: int, x: int, count: int, found: int) -> None:
+    """Write the bits of the largest and of the smallest element but 0 of a share, signs off."""
+    largest, smallest, first = 0, _MAGNITUDE, count * number // shares
+    part = x + 4 * first
+    for i in range(count * (number + 1) // shares - first):
+        size = _get_word(part, i) & _MAGNITUDE
         largest = max(largest, size)
         smallest = min(smallest, (size - 1) & _MAGNITUDE)  # of 0 the most
-    _put_long(found, 0, largest)
-    _put_long(found, 1, smallest + 1)
+    _put_long(found, 2 * number, largest)
+    _put_long(found, 2 * number + 1, smallest + 1)
+
+
+_pooled = functools.cache(in_pool)
+
+
+def _in_shares(share: Kernel, count: int, *words: int) -> None:
+    """Run ``share(number, count, *words)`` for each number, one alone without the pool."""
+    if count == 1:
+        share(0, 1, *words)
+    else:
+        _pooled(share, 1 + len(words))(count, count, *words)
 
 
 def window() -> NDArray[np.uint16]:
@@ -268,17 +295,20 @@ def bfloat16_tiles(pieces: int) -> Make:
     """
 
     def make(parts: Stored, columns: int) -> Way:
-        bits, shrunk = parts.bits, ops.shrunk_by(parts.bits)
+        bits, shrunk, width = parts.bits, ops.shrunk_by(parts.bits), block_columns(parts.bits)
         panel_bytes = -(-parts.row_bytes // BLOCK_BYTES) * ops.x_bytes(bits, pieces)
         codes = window()
 
         def prepare(x: NDArray[Any], place: int, size: int) -> int | None:
-            found = np.empty(2, np.int64)
-            magnitudes(address(x), x.size, address(found))
-            power = _power_for(int(found[0]), int(found[1]), shrunk)
+            shares = share_count(x.nbytes, -(-x.shape[1] // LANES) * -(-x.shape[0] // width), 1)
+            found = np.empty((shares, 2), np.int64)
+            _in_shares(magnitudes, shares, address(x), x.size, address(found))
+            largest, smallest = found[0] if shares == 1 else (found[:, 0].max(), found[:, 1].min())
+            power = _power_for(int(largest), int(smallest), shrunk)
             if power is None:
                 return None
-            pack_kernel(bits, pieces)(address(x), *x.shape, 127 + power, place, size)
+            pack = pack_kernel(bits, pieces)
+            _in_shares(pack, shares, address(x), *x.shape, 127 + power, place, size)
             return (127 + shrunk - power) << 23
 
         return Way(
@@ -289,6 +319,7 @@ def bfloat16_tiles(pieces: int) -> Make:
             panel=LANES,
             panel_bytes=panel_bytes,
             prepare=prepare,
+            cleared=False,
             alone_below=LANES * SERIAL_BYTES,
         )
 

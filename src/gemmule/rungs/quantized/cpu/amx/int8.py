@@ -122,7 +122,7 @@ def _scaled(
     """Emit ``parts + (sums - zero * sum of x) * scale of x`` for one record, row by row."""
     at = record * RECORD_BYTES + 64 * WORDS
     scale = simd.load_vector(builder, x, "float32", at)
-    of_x = builder.sitofp(simd.load_vector(builder, x, "int32", at + 64), scale.type)
+    of_x = simd.load_vector(builder, x, "float32", at + 64)
     results = []
     for i, part in enumerate(parts):
         sums = simd.load_vector(builder, work, "int32", TILE_BYTES * record + 64 * i)

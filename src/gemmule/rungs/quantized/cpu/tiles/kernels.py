@@ -95,21 +95,18 @@ def tile_rows(
 @functools.cache
 def _integer_panel(bits: int, has_zeros: bool, pieces: int) -> Intrinsic | Kernel:
     """Return `add_tile` for all pieces of a chunk, one after the other: together they spill."""
-    planes_bytes, halved = plane_bytes(bits) // pieces, pieces > chunk_records(bits)
     if pieces == 1:
         return add_tile(bits, has_zeros)
-    add, other = (add_tile(bits, has_zeros, pieces, half if halved else None) for half in (0, 1))
-    each, count = (2, pieces // 2) if halved else (1, pieces)
+    add, count = add_tile(bits, has_zeros, pieces), min(pieces, chunk_records(bits))
+    scales_bytes, planes_bytes = 64 * pieces // count, plane_bytes(bits) // count
     records_bytes = chunk_records(bits) // count * RECORD_BYTES
 
     @kernel
     def add_pieces(planes: int, x: int, scales: int, zeros: int, totals: int) -> None:
         for i in range(count):
-            piece, x_at = i * each, x + i * records_bytes
-            at, place = planes + piece * planes_bytes, 64 * piece
+            place = i * scales_bytes
+            at, x_at = planes + i * planes_bytes, x + i * records_bytes
             add(at, x_at, scales + place, zeros + place, totals)
-            if halved:
-                other(at + planes_bytes, x_at, scales + place + 64, zeros + place + 64, totals)
 
     return add_pieces
 

@@ -3,8 +3,8 @@
 A *chunk* is 64 bytes of each of sixteen rows, transposed so that a word vector holds four bytes of
 each row; nibbles become two planes, even and odd columns. A *record* is what 32 columns of x hold
 for sixteen columns of the result: eight vectors of four activations each, in the order of
-the planes, then the scales, then what the zero points take off, of all and of the first sixteen
-(see `quantise_block`).
+the planes, then the scales, then what the zero points take off, of all, of the first sixteen and of
+the others (see `quantise_block`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gemmule.rungs.quantized.cpu.vector.integers import dot, rounded, weight_pla
 
 TILE_COLUMNS = 8  # sums in registers: eight in integers and eight in floats
 WORDS = 8  # vectors of four activations in a record
-RECORD_BYTES = BLOCK_BYTES * (WORDS + 3)
+RECORD_BYTES = BLOCK_BYTES * (WORDS + 4)
 
 
 def chunk_records(bits: int) -> int:
@@ -113,56 +113,71 @@ def row_of_codes(
 
 
 @functools.cache
-def add_tile(bits: int, has_zeros: bool, pieces: int = 1, half: int | None = None) -> Intrinsic:
+def add_tile(bits: int, has_zeros: bool, pieces: int = 1) -> Intrinsic:
     """Return ``f(planes, x, scales, zeros, totals)``: add a chunk's products to eight columns.
 
     All are addresses: `planes` from `take_chunk`; `x` of the first column within the chunk's
     records; `scales`, `zeros` of sixteen floats, one for each row; `totals` of eight vectors. The
     integer sum over a record is exact. Where a chunk has several `pieces`, all that of one; of
-    groups of sixteen, that of a `half` of a record.
+    groups of sixteen, that of the two of a record, whose scales and zeros lie side by side.
     """
-    first = 0 if half is None else half * WORDS // 2
-    words = range(first, first + (WORDS if half is None else WORDS // 2))
+    halved = pieces > chunk_records(bits)
+    halves = (0, 1) if halved else (-1,)
 
     def emit(
         builder: Any, planes: Value, x: Value, scales: Value, zeros: Value, totals: Value
     ) -> None:
         columns = range(TILE_COLUMNS)
+        of_rows = [simd.load_vector(builder, scales, "float32", 64 * i) for i in range(len(halves))]
         parts = [simd.constant(0.0)] * TILE_COLUMNS
-        negated = None
-        if has_zeros:
-            negated = builder.fneg(simd.load_vector(builder, zeros, "float32"))
+        if halved:
+            parts = [simd.load_vector(builder, totals, "float32", 64 * c) for c in columns]
         for record in range(max(chunk_records(bits) // pieces, 1)):
-            at = record * RECORD_BYTES
-            place = WORDS + 2 if half == 0 else WORDS + 1
-            taken_off = [simd.spread(builder, x, at + 64 * place + 4 * c, "int32") for c in columns]
-            if half == 1:
-                before = [
-                    simd.spread(builder, x, at + 64 * (WORDS + 2) + 4 * c, "int32") for c in columns
-                ]
-                taken_off = [builder.sub(a, b) for a, b in zip(taken_off, before, strict=True)]
-            sums = [simd.constant(0, "int32")] * TILE_COLUMNS if has_zeros else list(taken_off)
-            for word in words:
-                where = 64 * (WORDS * record + word - first)
-                weights = simd.load_vector(builder, planes, "int32", where)
-                for c in columns:
-                    activations = simd.spread(builder, x, at + 64 * word + 4 * c, "int32")
-                    sums[c] = dot(builder, sums[c], weights, activations)
+            at, scaled = record * RECORD_BYTES, list[Value]()
+            for half in halves:
+                products = _record_products(builder, planes, x, zeros, record, half, has_zeros)
+                if half == 0:
+                    scaled = [builder.fmul(one, of_rows[0]) for one in products]
+                elif half == 1:
+                    twos = zip(products, scaled, strict=True)
+                    scaled = [simd.fused(builder, one, of_rows[1], two) for one, two in twos]
+                else:
+                    scaled = products
             for c in columns:
-                product = builder.sitofp(sums[c], simd.vector_type("float32"))
-                if negated is not None:
-                    of_x = builder.sitofp(taken_off[c], simd.vector_type("float32"))
-                    product = simd.fused(builder, negated, of_x, product)
                 scale = simd.spread(builder, x, at + 64 * WORDS + 4 * c)
-                parts[c] = simd.fused(builder, product, scale, parts[c])
-        row_scales = simd.load_vector(builder, scales, "float32")
-        for c in columns:
-            total = simd.load_vector(builder, totals, "float32", 64 * c)
-            simd.store_vector(
-                builder, simd.fused(builder, parts[c], row_scales, total), totals, 64 * c
-            )
+                parts[c] = simd.fused(builder, scaled[c], scale, parts[c])
+        for c, part in enumerate(parts):
+            total = part
+            if not halved:
+                before = simd.load_vector(builder, totals, "float32", 64 * c)
+                total = simd.fused(builder, part, of_rows[0], before)
+            simd.store_vector(builder, total, totals, 64 * c)
 
-    return operation(f"add_tile {bits} {has_zeros} {pieces} {half}", emit)
+    return operation(f"add_tile {bits} {has_zeros} {pieces}", emit)
+
+
+def _record_products(
+    builder: Any, planes: Value, x: Value, zeros: Value, record: int, half: int, has_zeros: bool
+) -> list[Value]:
+    """Emit the sums of a record's products for each column, or of a half of it, zeros off."""
+    columns, at = range(TILE_COLUMNS), record * RECORD_BYTES
+    taken_off = at + 64 * (WORDS + 2 + half)
+    if has_zeros:
+        sums = [simd.constant(0, "int32")] * TILE_COLUMNS
+    else:
+        sums = [simd.spread(builder, x, taken_off + 4 * c, "int32") for c in columns]
+    for word in range(*((0, WORDS) if half < 0 else (half * WORDS // 2, (half + 1) * WORDS // 2))):
+        weights = simd.load_vector(builder, planes, "int32", 64 * (WORDS * record + word))
+        for c in columns:
+            activations = simd.spread(builder, x, at + 64 * word + 4 * c, "int32")
+            sums[c] = dot(builder, sums[c], weights, activations)
+    products = [builder.sitofp(one, simd.vector_type("float32")) for one in sums]
+    if has_zeros:
+        negated = builder.fneg(simd.load_vector(builder, zeros, "float32", 64 * max(half, 0)))
+        for c in columns:
+            of_x = simd.spread(builder, x, taken_off + 4 * c)
+            products[c] = simd.fused(builder, negated, of_x, products[c])
+    return products
 
 
 @functools.cache
@@ -170,9 +185,9 @@ def quantise_block(bits: int, has_zeros: bool) -> Intrinsic:
     """Return ``f(x, row_step_bytes, rows, columns, out)``: one record from 32 rows of x.
 
     Only `rows` rows and `columns` columns exist, others count as zeros. Each column has a scale,
-    max|x| / 127. The last two vectors hold the sum of a column's codes and that of the first
-    sixteen, without zero points times ``-2^(bits - 1)``, the fixed zero point: the dot product then
-    starts from it.
+    max|x| / 127. The last three vectors hold the sum of a column's codes, that of the first sixteen
+    and that of the others, as floats; without zero points as integers, times ``-2^(bits - 1)``, the
+    fixed zero point: the dot product then starts from it.
     """
 
     def emit(builder: Any, x: Value, step: Value, rows: Value, columns: Value, out: Value) -> None:
@@ -186,12 +201,14 @@ def quantise_block(bits: int, has_zeros: bool) -> Intrinsic:
         usable = builder.fcmp_ordered(">", scale, simd.constant(0.0))
         codes = [rounded(builder, value, scale, usable) for value in values]
         first, rest = (functools.reduce(builder.add, codes[i : i + 16]) for i in (0, 16))
-        totals = [builder.add(first, rest), first]
+        totals = [builder.add(first, rest), first, rest]
         for word in range(WORDS):
             simd.store_vector(builder, _packed(builder, codes, word, bits), out, 64 * word)
         simd.store_vector(builder, scale, out, 64 * WORDS)
         for i, total in enumerate(totals):
-            if not has_zeros:
+            if has_zeros:
+                total = builder.sitofp(total, simd.vector_type("float32"))
+            else:
                 total = builder.mul(total, simd.constant(-(2 ** (bits - 1)), "int32"))
             simd.store_vector(builder, total, out, 64 * (WORDS + 1 + i))
 
