@@ -18,8 +18,10 @@ __global__ void __launch_bounds__(256) add_parts(const QuantArgs p) { add<TY, HE
 // A strip of 128 columns: two warpgroups take the two halves of a stage's 128 rows, and add up at the end. A word of codes, turned by
 // movmatrix, has two neighbouring rows in its halves, which is how an operand of columns lies; scales, which belong to rows, lie in
 // shared memory by two rows in a word. A warp has the instructions of one tile, or half of them.
-template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int TALL, int N, int CLUSTER, int PARTS, int PANELS, int STAGES>
-__global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs given) {
+// `show`: the map of x, whose stages TMA then brings as they lie; else (0) a launch in front has put x in order.
+template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int TALL, int N, int CLUSTER, int PARTS, int PANELS, int STAGES, class Map>
+__device__ __forceinline__ void multiply_transposed(const QuantArgs& given, const Map show) {
+  constexpr bool DIRECT = Same<Map, const ptx::TensorMap*>::value;
   static_assert(TALL == 1 && PANELS == 2, "a warpgroup has a panel of x, and two sets of sums");
   static_assert(CLUSTER == 1 || PARTS == 1, "shared by a cluster, or in parts");
   constexpr int GROUPS = 2, WIDTH = 128, DEPTH = 64 * PANELS, SETS = 2, SHARES = CLUSTER * PARTS;
@@ -60,12 +62,16 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
       const u32 bar = ptx::smem_addr(&full[at]);
       if (lane == 0) ptx::mbar_expect_tx(bar, rows * bytes + X_BYTES);
       __syncwarp();
+      if constexpr (DIRECT)
+        if (lane < PANELS) ptx::tma_load_3d(ptx::smem_addr(room + at * X_BYTES + lane * (N * LINE)), show, bar, (begin + q) * DEPTH + 64 * lane, share.pass * N, 0);
       if (lane < rows) {
         const unsigned char* const from = (const unsigned char*)p.codes + ((i64)(top + lane) * across + left / COLUMNS) * 512;
         ptx::bulk_load(ptx::smem_addr(codes + at * CODE_BYTES + lane * ROW_BYTES), from, bytes, bar);
       }
     };
-    const auto ask_x = [&](int q) { ask_for_x<X_BYTES>(room + q % STAGES * X_BYTES, x + (i64)q * X_BYTES, &full[q % STAGES]); };
+    const auto ask_x = [&](int q) {
+      if constexpr (!DIRECT) ask_for_x<X_BYTES>(room + q % STAGES * X_BYTES, x + (i64)q * X_BYTES, &full[q % STAGES]);
+    };
     // Scales and zero points of SET times four rows, each asked for as soon as those in front of it are made use of.
     typedef Quad<TX, TS, BITS, ZEROS> Four;
     constexpr int SET = SPLIT < 4 ? SPLIT : sizeof(TS) < 4 ? 4 : 2;
@@ -191,4 +197,14 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
     give<TY, TS, WIDTH, N, CLUSTER, PARTS, PANELS, APART, 128 * GROUPS>(p, share, sums);
     meet();  // nobody leaves while others read
   }
+}
+
+template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int TALL, int N, int CLUSTER, int PARTS, int PANELS, int STAGES>
+__global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs p) {
+  multiply_transposed<TX, TY, TS, BITS, ZEROS, SPLIT, TALL, N, CLUSTER, PARTS, PANELS, STAGES>(p, 0);
+}
+
+template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int TALL, int N, int CLUSTER, int PARTS, int PANELS, int STAGES>
+__global__ void __launch_bounds__(384, 1) rounded_transposed_direct(const QuantArgs p, const __grid_constant__ ptx::TensorMap map_x) {
+  multiply_transposed<TX, TY, TS, BITS, ZEROS, SPLIT, TALL, N, CLUSTER, PARTS, PANELS, STAGES>(p, &map_x);
 }

@@ -3,7 +3,9 @@
 Seen transposed the sum runs down the rows of the stored matrix, and each of them brings its own
 scales. `movmatrix` turns a word of codes, so that the operand of columns is in the registers which
 wgmma reads; two neighbouring rows are then the halves of a word, as their scales are. Everything
-else is `rounded_columns`: stages by bulk copies, x in order by a launch in front, shared sums.
+else is `rounded_columns`: stages by bulk copies, x in order by a launch in front, shared sums. But
+codes turned have rows in the order of x, so that TMA brings x as it lies where it can, and there is
+no launch in front.
 
 A strip has 128 columns, which meet up to 128 columns of x: one warpgroup takes every other 64 rows,
 so that what turns codes into weights is fetched once for two instructions. By more columns of x
@@ -15,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params
+from gemmule.core.rung import Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import modelled
 from gemmule.rungs.quantized.cuda import rounded_columns as straight
@@ -28,6 +31,28 @@ def _takes(problem: Problem) -> bool:
     """Tell whether codes lie in fragment order, and columns in their own."""
     ordered = problem.quant is not None and not problem.quant.has_perm
     return ordered and fragments.in_fragments(problem, transposed=True)
+
+
+def _direct(problem: Problem, params: Params) -> bool:
+    """Tell whether TMA brings x as it lies."""
+    along = problem.layout_b == "col" and problem.alignment == 16
+    return along and params["parts"] == 1 and 0 < problem.k < 2**31 - 512
+
+
+_turning = straight.steps("rounded_transposed")
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    steps = _turning(problem, params, machine)
+    if not _direct(problem, params):
+        return steps
+    kernel = steps[1].kernel.replace("rounded_transposed<", "rounded_transposed_direct<")
+    shown = TensorMap("b", (64, params["columns"]))
+    return (replace(steps[1], kernel=kernel, pdl=False, maps=(shown,)),)
+
+
+def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    return 0 if _direct(problem, params) else straight.RUNG.workspace(problem, params, machine)
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
@@ -46,6 +71,8 @@ RUNG = replace(
     signatures=tuple(s for s in straight.RUNG.signatures if s not in fragments.FLOATS),
     params={**straight.RUNG.params, "tall": (1,), "columns": (32, 64, 128), "panels": (2,)},
     accepts_quant=_takes,
-    steps=straight.steps("rounded_transposed"),
+    layouts_b=("col", "row", "strided"),  # what proofs meet most is the first
+    workspace=_workspace,
+    steps=_steps,
     **modelled("quantized/rounded_transposed", straight.terms, _choices),
 )
