@@ -7,23 +7,25 @@ else is `rounded_columns`: stages by bulk copies, x in order by a launch in fron
 codes turned have rows in the order of x, so that TMA brings x as it lies where it can, and there is
 no launch in front.
 
-A strip has 128 columns, which meet up to 128 columns of x: one warpgroup takes every other 64 rows,
-so that what turns codes into weights is fetched once for two instructions. By more columns of x
-codes are taken apart again.
+A strip has 128 columns. Beside up to 128 columns of x one warpgroup takes every other 64 rows, so
+that what turns codes into weights is fetched once for two instructions; beside 256, half of the
+strip. By more columns of x codes are taken apart again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Machine, Params, Step
+from gemmule.core.rung import Constraint, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import modelled
 from gemmule.rungs.quantized.cuda import rounded_columns as straight
 
+_STRIP = 128
 _LEAST_COLUMNS = 8  # from which on codes are read once instead of once a column
 
 
@@ -39,7 +41,13 @@ def _direct(problem: Problem, params: Params) -> bool:
     return along and params["parts"] == 1 and 0 < problem.k < 2**31 - 512
 
 
-_turning = straight.steps("rounded_transposed")
+def _split(problem: Problem, params: Params) -> int:
+    """Return into how many pieces a strip is cut so that each lies in one group."""
+    group = fragments.quant(problem).group_size
+    return 1 if group in (None, -1) else _STRIP // math.gcd(group or 1, _STRIP)
+
+
+_turning = straight.steps("rounded_transposed", _split)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -69,7 +77,14 @@ RUNG = replace(
     # 4-bit floats are right under the emulator; a GPU takes them as codes of 8 bits as long as one
     # rung of theirs is not proved.
     signatures=tuple(s for s in straight.RUNG.signatures if s not in fragments.FLOATS),
-    params={**straight.RUNG.params, "tall": (1,), "columns": (32, 64, 128), "panels": (2,)},
+    params={**straight.RUNG.params, "tall": (1,)},
+    constraints=(
+        *straight.RUNG.constraints,
+        Constraint(
+            "256 columns of x by one panel",
+            lambda problem, params: params["panels"] == (1 if params["columns"] == 256 else 2),
+        ),
+    ),
     accepts_quant=_takes,
     layouts_b=("col", "row", "strided"),  # what proofs meet most is the first
     workspace=_workspace,
