@@ -41,7 +41,9 @@ def test_products_are_right_where_x_is_brought_as_it_lies_and_where_not(
 def test_what_lies_along_the_sum_and_is_aligned_needs_no_launch_in_front() -> None:
     machine, direct = proofs.proof_machine(), product(4, 128, "col")
     (step,) = RUNG.steps(direct, WIDE, machine)
-    assert step.maps and not step.pdl and RUNG.workspace(direct, WIDE, machine) == 0
+    assert step.maps
+    assert not step.pdl
+    assert RUNG.workspace(direct, WIDE, machine) == 0
     in_parts = {**NARROW, "cluster": 1, "parts": 4}
     others = [
         (product(4, 128, "row"), WIDE),
@@ -51,7 +53,8 @@ def test_what_lies_along_the_sum_and_is_aligned_needs_no_launch_in_front() -> No
     ]
     for problem, params in others:
         steps = RUNG.steps(problem, params, machine)
-        assert len(steps) > 1 and not any(step.maps for step in steps), problem.describe()
+        assert len(steps) > 1, problem.describe()
+        assert not any(step.maps for step in steps), problem.describe()
         assert RUNG.workspace(problem, params, machine) >= problem.n * problem.k * 2
 
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from gemmule.core.device_model import Terms
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, Machine, Params, Step
@@ -63,6 +64,13 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
     return 0 if _direct(problem, params) else straight.RUNG.workspace(problem, params, machine)
 
 
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    """Compute as the other side does; what lies as it is read has no launch in front."""
+    front, *others = straight.terms(problem, params, machine)
+    turned = {} if _direct(problem, params) else {"turned": front["turned"], "turning_s": 1.0}
+    return ({name: front[name] for name in front if name != "turned"} | turned, *others)
+
+
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     return [] if problem.n < _LEAST_COLUMNS else RUNG.space(problem)
 
@@ -89,5 +97,5 @@ RUNG = replace(
     layouts_b=("col", "row", "strided"),  # what proofs meet most is the first
     workspace=_workspace,
     steps=_steps,
-    **modelled("quantized/rounded_transposed", straight.terms, _choices),
+    **modelled("quantized/rounded_transposed", _terms, _choices),
 )
