@@ -52,12 +52,11 @@ def declared(steps: Sequence[Step], problem: Problem, packed: Any) -> tuple[Shap
     maps = tuple(dict.fromkeys(step.maps for step in steps if step.maps))
     if not maps:
         return ()
-    coded = problem.quant is not None and problem.op == "grouped"
-    dense = problem.quant is None or coded
-    if len(maps) > 1 or problem.op == "matvec" or not dense:
+    coded = problem.quant is not None
+    if len(maps) > 1 or problem.op == "matvec":
         raise ValueError(
             f"the steps of a launch declare {len(maps)} lists of tensor maps for "
-            f"{problem.describe()}; required is one list for all, of dense matrices."
+            f"{problem.describe()}; required is one list for all, of matrices."
         )
     kind = "QUANT" if coded else "GEMM"
     names = (name for name, _ in getattr(launch_args, f"{kind}_FIELDS"))
@@ -99,7 +98,11 @@ def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
 
 
 def _beside_codes(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
-    """Return the map of the tokens, or of all experts' rows of codes, in bytes."""
+    """Return the map of B, or of the tokens, or of all experts' rows of codes, in bytes."""
+    if problem.quant is not None and problem.op == "matmul":
+        terms = fields["m" if problem.quant.transposed else "n"]
+        dense = {"k": terms, "n": fields["columns"], "b_col": fields["x_col"], "b_batch": 0}
+        return _shape(one, problem, dense)._replace(word=1)
     if one.operand == "b":
         sizes = fields["code_row_bytes"], fields["m"] * fields["scale_row"], 1
         return Shape(0, 1, sizes, (sizes[0], sizes[0]), (*one.box, 1))

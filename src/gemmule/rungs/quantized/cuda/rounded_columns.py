@@ -17,7 +17,7 @@ in parts that a launch behind adds up, always in the same order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import HALVES, Problem
@@ -84,8 +84,11 @@ def _stages(problem: Problem, params: Params) -> int:
     return next((count for count in (8, 6, 4, 3) if count <= room), 0)
 
 
-def steps(kernel: str) -> Steps:
-    """Return the `steps` of a rung with this kernel: x in order, the product, its parts added."""
+def steps(kernel: str, pieces: Callable[[Problem, Params], int] = _split) -> Steps:
+    """Return the `steps` of a rung with this kernel: x in order, the product, its parts added.
+
+    pieces: of one group each into which the kernel cuts what a stage has of columns.
+    """
 
     def launch(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
         spec, stages = fragments.quant(problem), _stages(problem, params)
@@ -94,7 +97,7 @@ def steps(kernel: str) -> Steps:
         out = CTYPE[problem.out]
         types = f"{CTYPE[problem.b]}, {out}, {CTYPE[spec.scale_dtype]}"
         shape = f"{tall}, {columns}, {cluster}, {parts}, {panels}, {stages}"
-        split = f"{str(spec.has_zeros).lower()}, {_split(problem, params)}"
+        split = f"{str(spec.has_zeros).lower()}, {pieces(problem, params)}"
         product = Step(
             kernel=f"{kernel}<{types}, {spec.bits}, {split}, {shape}>",
             grid=(_blocks(problem, params), 1, 1),

@@ -15,14 +15,18 @@ __global__ void __launch_bounds__(256) turn_columns(const QuantArgs p) { turn<TX
 template <class TY, int HEIGHT, int N, int PARTS, int PANELS>
 __global__ void __launch_bounds__(256) add_parts(const QuantArgs p) { add<TY, HEIGHT, N, PARTS, PANELS>(seen(p)); }
 
-// A strip of 128 columns: two warpgroups take the two halves of a stage's 128 rows, and add up at the end. A word of codes, turned by
+// A strip of 128 columns: two warpgroups take the two halves of a stage's 128 rows, and add up at the end; beside 256 columns of x
+// (WIDE), where registers hold one set of sums, each takes half of the strip. A word of codes, turned by
 // movmatrix, has two neighbouring rows in its halves, which is how an operand of columns lies; scales, which belong to rows, lie in
-// shared memory by two rows in a word. A warp has the instructions of one tile, or half of them.
-template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int TALL, int N, int CLUSTER, int PARTS, int PANELS, int STAGES>
-__global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs given) {
-  static_assert(TALL == 1 && PANELS == 2, "a warpgroup has a panel of x, and two sets of sums");
+// shared memory by two rows in a word. A warp has the instructions of one tile, or a part of them.
+// `show`: the map of x, whose stages TMA then brings as they lie; else (0) a launch in front has put x in order.
+template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int TALL, int N, int CLUSTER, int PARTS, int PANELS, int STAGES, class Map>
+__device__ __forceinline__ void multiply_transposed(const QuantArgs& given, const Map show) {
+  constexpr bool DIRECT = Same<Map, const ptx::TensorMap*>::value;
+  constexpr bool WIDE = N == 256;
+  static_assert(TALL == 1 && PANELS == (WIDE ? 1 : 2), "a warpgroup has a panel of x");
   static_assert(CLUSTER == 1 || PARTS == 1, "shared by a cluster, or in parts");
-  constexpr int GROUPS = 2, WIDTH = 128, DEPTH = 64 * PANELS, SETS = 2, SHARES = CLUSTER * PARTS;
+  constexpr int GROUPS = 2, WIDTH = 128, DEPTH = 64 * PANELS, SETS = WIDE ? 1 : 2, SHARES = CLUSTER * PARTS;
   constexpr int COLUMNS = Tile<BITS>::columns, TILES = WIDTH / COLUMNS, OF_WARP = SETS * BITS / 4;  // words of a tile, for a warp
   constexpr int X_BYTES = PANELS * N * LINE, ROW_BYTES = TILES * 512, CODE_BYTES = DEPTH / 16 * ROW_BYTES;
   typedef typename RowOf<TX, TS, BITS, ZEROS, Float4<TS>::is>::type Weights;
@@ -60,20 +64,25 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
       const u32 bar = ptx::smem_addr(&full[at]);
       if (lane == 0) ptx::mbar_expect_tx(bar, rows * bytes + X_BYTES);
       __syncwarp();
+      if constexpr (DIRECT)
+        if (lane < PANELS) ptx::tma_load_3d(ptx::smem_addr(room + at * X_BYTES + lane * (N * LINE)), show, bar, (begin + q) * DEPTH + 64 * lane, share.pass * N, 0);
       if (lane < rows) {
         const unsigned char* const from = (const unsigned char*)p.codes + ((i64)(top + lane) * across + left / COLUMNS) * 512;
         ptx::bulk_load(ptx::smem_addr(codes + at * CODE_BYTES + lane * ROW_BYTES), from, bytes, bar);
       }
     };
-    const auto ask_x = [&](int q) { ask_for_x<X_BYTES>(room + q % STAGES * X_BYTES, x + (i64)q * X_BYTES, &full[q % STAGES]); };
+    const auto ask_x = [&](int q) {
+      if constexpr (!DIRECT) ask_for_x<X_BYTES>(room + q % STAGES * X_BYTES, x + (i64)q * X_BYTES, &full[q % STAGES]);
+    };
     // Scales and zero points of SET times four rows, each asked for as soon as those in front of it are made use of.
     typedef Quad<TX, TS, BITS, ZEROS> Four;
     constexpr int SET = SPLIT < 4 ? SPLIT : sizeof(TS) < 4 ? 4 : 2;
     const int groups = (int)p.groups, size = (int)p.group_size;
     const bool in_fours = Four::whole(p, n);
     Four next[SET];
+    const bool mine = lane < DEPTH / 4;  // of rows
     const auto look_up = [&](int q, int piece) {
-      next[piece % SET].ask(p, n, (begin + q) * DEPTH + 4 * lane, min((left + piece * (WIDTH / SPLIT)) / size, groups - 1), true, in_fours);
+      next[piece % SET].ask(p, n, (begin + q) * DEPTH + 4 * lane, min((left + piece * (WIDTH / SPLIT)) / size, groups - 1), mine, in_fours);
     };
     const auto make = [&](int q) {
       const int at = q % STAGES;
@@ -85,7 +94,7 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
           Words w;
 #pragma unroll
           for (int i = 0; i < 4; ++i) w[i] = __byte_perm(a[i / 2], b[i / 2], i % 2 ? 0x7632 : 0x5410);
-          made[at][piece][2 * lane + e / 2] = w;
+          if (mine) made[at][piece][2 * lane + e / 2] = w;
         }
         look_up(piece + SET < SPLIT ? q : q + Bringers<STAGES>::warps, (piece + SET) % SPLIT);
       }
@@ -101,10 +110,10 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
     ptx::reg_alloc<224>();
     constexpr int HALVES = 4 / OF_WARP, STEPS = 4, BATCH = 2, APART = WIDTH + 4;  // warps of a tile; steps of a panel, of a turn; sums
     float d[SETS][N / 2] = {};
-    const int tile = warp % 4 / HALVES, half = warp % HALVES;
-    int of_lane = group * (DEPTH / 32) * ROW_BYTES + tile * 512 + lane * 16 + half * OF_WARP * 4;
+    const int tile = (WIDE ? warp : warp % 4) / HALVES, half = warp % HALVES, part = WIDE ? 0 : group;  // part: of rows
+    int of_lane = part * (DEPTH / 32) * ROW_BYTES + tile * 512 + lane * 16 + half * OF_WARP * 4;
     const int piece = (tile * COLUMNS + Tile<BITS>::of_lane * (g / 2)) / (WIDTH / SPLIT);
-    int place = (group * N + 2 * t) * APART + tile * COLUMNS + Tile<BITS>::of_lane * (g / 2) + g % 2 + 4 * SETS * half;  // of sums
+    int place = (part * N + 2 * t) * APART + tile * COLUMNS + Tile<BITS>::of_lane * (g / 2) + g % 2 + 4 * SETS * half;  // of sums
     ptx::pin(of_lane), ptx::pin(place);  // else the compiler waits after each product
     const unsigned char* const own = codes + of_lane;
     u32 a[2][BATCH][SETS][4] = {};  // what is multiplied, and what comes next
@@ -112,8 +121,8 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
 #pragma unroll 1
     for (int q = 0; q < count; ++q) {
       ptx::mbar_wait(ptx::smem_addr(&full[at]), parity);
-      const u64 x = ptx::wgmma_desc(ptx::smem_addr(room + at * X_BYTES + group * (N * LINE)), 16, 1024, ptx::Swizzle::b128);
-      const Words* const rows = &made[at][piece][group * 32 + t];
+      const u64 x = ptx::wgmma_desc(ptx::smem_addr(room + at * X_BYTES + part * (N * LINE)), 16, 1024, ptx::Swizzle::b128);
+      const Words* const rows = &made[at][piece][part * 32 + t];
       ptx::Vec<u32, OF_WARP> v[STEPS];
 #pragma unroll
       for (int i = 0; i < STEPS; ++i) v[i] = *(const ptx::Vec<u32, OF_WARP>*)(own + at * CODE_BYTES + i * ROW_BYTES);
@@ -168,7 +177,7 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
 
     // The stages' room takes the sums of both warpgroups. They are stored as floats, for a conversion of registers might be moved before
     // the wait, and behind no branch, for which the compiler would wait after each product.
-    static_assert(2 * N * APART * 4 <= STAGES * (X_BYTES + CODE_BYTES), "sums fit");
+    static_assert((WIDE ? 1 : 2) * N * APART * 4 <= STAGES * (X_BYTES + CODE_BYTES), "sums fit");
     float* const sums = (float*)room;
     ptx::named_sync(1, 128 * GROUPS);  // all is multiplied
 #pragma unroll
@@ -178,17 +187,29 @@ __global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs giv
       for (int j = 0; j < N / 2; ++j) to[(8 * (j / 4) + j % 2) * APART + j % 4 / 2 * 2] = d[i][j];
     }
     ptx::named_sync(1, 128 * GROUPS);
+    if constexpr (!WIDE) {  // the two halves of the rows
 #pragma unroll 4
-    for (int i = threadIdx.x; i < N * APART / 4; i += 128 * GROUPS) {
-      ptx::Vec<float, 4> one = ((const ptx::Vec<float, 4>*)sums)[i];
-      const ptx::Vec<float, 4> other = ((const ptx::Vec<float, 4>*)(sums + N * APART))[i];
+      for (int i = threadIdx.x; i < N * APART / 4; i += 128 * GROUPS) {
+        ptx::Vec<float, 4> one = ((const ptx::Vec<float, 4>*)sums)[i];
+        const ptx::Vec<float, 4> other = ((const ptx::Vec<float, 4>*)(sums + N * APART))[i];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) one[e] += other[e];
-      ((ptx::Vec<float, 4>*)sums)[i] = one;
+        for (int e = 0; e < 4; ++e) one[e] += other[e];
+        ((ptx::Vec<float, 4>*)sums)[i] = one;
+      }
+      ptx::named_sync(1, 128 * GROUPS);
     }
-    ptx::named_sync(1, 128 * GROUPS);
     meet();
     give<TY, TS, WIDTH, N, CLUSTER, PARTS, PANELS, APART, 128 * GROUPS>(p, share, sums);
     meet();  // nobody leaves while others read
   }
+}
+
+template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int TALL, int N, int CLUSTER, int PARTS, int PANELS, int STAGES>
+__global__ void __launch_bounds__(384, 1) rounded_transposed(const QuantArgs p) {
+  multiply_transposed<TX, TY, TS, BITS, ZEROS, SPLIT, TALL, N, CLUSTER, PARTS, PANELS, STAGES>(p, 0);
+}
+
+template <class TX, class TY, class TS, int BITS, bool ZEROS, int SPLIT, int TALL, int N, int CLUSTER, int PARTS, int PANELS, int STAGES>
+__global__ void __launch_bounds__(384, 1) rounded_transposed_direct(const QuantArgs p, const __grid_constant__ ptx::TensorMap map_x) {
+  multiply_transposed<TX, TY, TS, BITS, ZEROS, SPLIT, TALL, N, CLUSTER, PARTS, PANELS, STAGES>(p, &map_x);
 }
