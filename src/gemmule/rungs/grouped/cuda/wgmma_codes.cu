@@ -1,4 +1,4 @@
-// Tiles of experts' codes on wgmma: 256 columns of a matrix meet up to 128 tokens, or 128 columns 256. Codes come to
+// Tiles of experts' codes on wgmma: 192 columns of a matrix meet up to 128 tokens, or 128 columns 256. Codes come to
 // shared memory as they lie, become weights in the registers that the instruction reads, each rounded once, and meet all
 // tokens of the tile.
 // excerpt stages of wgmma_codes.cu

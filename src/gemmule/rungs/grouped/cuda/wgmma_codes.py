@@ -1,12 +1,12 @@
 """Tiles of codes: a code becomes a weight once for up to 256 tokens, in the registers of wgmma.
 
 `streamed_codes` multiplies codes exactly as they are, and takes each apart again for every 8 or 16
-tokens. From some 32 tokens an expert on that is what limits. Here 256 columns of a matrix meet up
+tokens. From some 32 tokens an expert on that is what limits. Here 192 columns of a matrix meet up
 to 128 tokens, or 128 columns 256: TMA copies rows of codes as they lie, and tiles of the tokens,
-and a warpgroup for each 64 columns makes weights of codes where the instruction reads them. A weight is
-rounded once to the dtype of the tokens, as the dense weight that it stands for was: the difference
-to the zero point is exact, and the scale has two parts. Pieces of an expert's tokens are even, and
-no wider instruction is given than they need.
+and a warpgroup for each 64 columns makes weights of codes where the instruction reads them. A
+weight is rounded once to the dtype of the tokens, as the dense weight that it stands for was: the
+difference to the zero point is exact, and the scale has two parts. Pieces of an expert's tokens are
+even, and no wider instruction is given than they need.
 """
 
 from __future__ import annotations
