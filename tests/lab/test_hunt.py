@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule_lab.bench import hunt, suites
+from gemmule_lab.bench import grouped, hunt, suites
 from gemmule_lab.harness.host import HostBench
 from gemmule_lab.harness.products import Product, titled
 from gemmule_lab.peers.registry import all_peers
@@ -210,3 +211,37 @@ def test_halves_are_raced_in_float32() -> None:
     found = hunt.Hunt("numpy")
     found.add(product, [one], environment())
     assert [find.ratio for find in found.finds] == [0.5]
+
+
+def test_mixtures_follow_the_seed_and_stay_within_their_limits() -> None:
+    def drawn(seed: int) -> list[grouped.Shape]:
+        return list(itertools.islice(grouped.random_shapes(seed, 1 << 28, 1 << 36), 200))
+
+    found = drawn(1)
+    assert found == drawn(1) != drawn(2)
+    assert max(2 * s.experts * s.n * s.k for s in found) <= 1 << 28
+    assert max(2 * s.tokens * s.n * s.k for s in found) <= 1 << 36
+    assert min(s.experts for s in found) <= 3
+    assert max(s.experts for s in found) > 128
+    assert {s.how for s in found} == {"uniform", "zipf"}
+
+
+def test_the_worst_mixtures_are_those_farthest_behind_the_peer() -> None:
+    def case(tokens: int, ours: float, theirs: float) -> list[dict[str, Any]]:
+        about = {"experts": 2, "tokens": tokens, "n": 64, "k": 128, "how": "uniform", "bytes": 1e3}
+        return [{**about, "name": n, "median": us} for n, us in (("a", ours), ("peer", theirs))]
+
+    cases = [case(i + 1, 10.0, 10.0 * (i + 1)) for i in range(20)]
+    table = grouped.worst_of("a", "peer", cases[::-1])
+    assert len(table.rows) == grouped.WORST
+    assert table.rows[0][0] == "1 tokens, 2 experts of 64 x 128, uniform"
+    assert [row[-1] for row in table.rows[:3]] == ["1.00", "2.00", "3.00"]
+    assert "20 products" in table.title
+
+
+def test_a_hunt_among_mixtures_records_their_sizes(tmp_path: Path) -> None:
+    grouped.hunt(None, tmp_path, 3, 0.0)
+    (path,) = tmp_path.glob("cpu-grouped-hunt-3*.jsonl")
+    (shape,) = itertools.islice(grouped.random_shapes(3, *grouped.MOST["cpu"]), 1)
+    first = json.loads(path.read_text().splitlines()[0])
+    assert (first["n"], first["k"], first["samples"]) == (shape.n, shape.k, grouped.ROUNDS)

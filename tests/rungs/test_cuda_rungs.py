@@ -302,6 +302,16 @@ def test_compiles_without_spills(rung: CudaRung, arch: str) -> None:
     assert rung.spills or not known.spill_bytes, known
 
 
+@pytest.mark.parametrize("name", ["wgmma_codes", "wgmma_experts"])
+def test_no_product_of_tensor_cores_waits_for_the_one_before(name: str) -> None:
+    """The compiler makes them wait where registers are short, and tells it in a remark alone."""
+    (rung,) = (r for r in cuda_rungs() if r.name == name)
+    kernels = next(proofs.variants(rung)).kernels[-2:]
+    _, report = nvrtc.build(rung.source_path, kernels, "sm_90a")
+    assert "Used" in report
+    assert "serialized" not in report, report
+
+
 def test_what_is_on_record_is_of_these_inputs(tmp_path: Path) -> None:
     (rung,) = (r for r in cuda_rungs() if r.name == "p_threads")
     assert list(compiled.update([rung.name], tmp_path)) == [compiled.path_of(rung, tmp_path)]

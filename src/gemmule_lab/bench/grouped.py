@@ -8,6 +8,8 @@ the right one, within the bound of our rung, before anything is timed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -24,11 +26,14 @@ from gemmule.oracle.truth import grouped_reference
 from gemmule.storage import lines
 from gemmule_lab.harness.bench import in_turns
 from gemmule_lab.records import log
+from gemmule_lab.records.results import geomean
 from gemmule_lab.records.rows import times_of_us
 from gemmule_lab.report.render import print_table
 from gemmule_lab.report.tables import Column, TableData, significant, table_of
 
 DRAWS, ROUNDS, COLUMNS, SEED = 6, 9, 8, 0
+WORST = 10  # cases of a hunt that are shown
+PEERS = {"cpu": "loop of NumPy", "cuda": "torch._grouped_mm"}
 Call = Callable[[int], Any]
 
 
@@ -77,6 +82,8 @@ PREFILL = (
     Shape(128, 8192, 1536, 2048),
     Shape(256, 8192, 2048, 7168),
 )
+# Of what a hunt draws: bytes of the matrices in halves, multiplications and additions.
+MOST = {"cpu": (1 << 24, 1 << 28), "cuda": (1 << 30, 1 << 40)}
 ON_HOST = (
     Shape(16, 8, 768, 1024, "distinct"),
     Shape(16, 128, 768, 1024),
@@ -118,7 +125,9 @@ def made(shape: Shape, ordinal: int | None) -> Operands:
     return Operands(shape, weights.transpose(1, 2), tokens, ends, drawn)
 
 
-def ways(given: Operands, ordinal: int | None) -> Iterator[tuple[str, Any, Call]]:
+def ways(
+    given: Operands, ordinal: int | None, *, triton: bool = True
+) -> Iterator[tuple[str, Any, Call]]:
     """Yield who multiplies: a name, the matrices it reads, and its call of a draw."""
 
     def ours(weights: Any) -> Call:
@@ -136,7 +145,7 @@ def ways(given: Operands, ordinal: int | None) -> Iterator[tuple[str, Any, Call]
             given.weights,
             lambda i: product(given.tokens[i], given.weights, offs=given.ends[i]),
         )
-        if find_spec("triton") is not None:
+        if triton and find_spec("triton") is not None:
             from gemmule_lab.peers.triton_kernels import grouped
 
             yield (
@@ -144,7 +153,7 @@ def ways(given: Operands, ordinal: int | None) -> Iterator[tuple[str, Any, Call]
                 given.weights,
                 lambda i: grouped(given.tokens[i], given.weights, given.ends[i]),
             )
-    if given.shape.tokens <= 16 * given.shape.experts and given.shape.k % 128 == 0:
+    if given.shape.k % 128 == 0:
         for bits in (8, 4):
             stack = gm.quantize_experts(
                 given.weights, bits=bits, symmetric=True, scale_dtype="float16"
@@ -245,10 +254,10 @@ def clock(call: Call, ordinal: int | None) -> Callable[[], float]:
     return sample
 
 
-def measured(shape: Shape, ordinal: int | None) -> list[dict[str, Any]]:
+def measured(shape: Shape, ordinal: int | None, *, triton: bool = True) -> list[dict[str, Any]]:
     """Return a record for each way of one case, all timed by turns."""
     given, clocks, moved = made(shape, ordinal), {}, {}
-    for name, weights, call in ways(given, ordinal):
+    for name, weights, call in ways(given, ordinal, triton=triton):
         check(given, name, weights, call)
         clocks[name] = clock(call, ordinal)
         moved[name] = given.touched * _expert_bytes(weights, shape)
@@ -257,8 +266,9 @@ def measured(shape: Shape, ordinal: int | None) -> list[dict[str, Any]]:
     beside = shape.tokens * (shape.k + shape.n) * item
     about = {"schema": 1, **dataclasses.asdict(shape), "touched": given.touched, "seed": SEED}
     return [
-        {**about, "name": name, "bytes": moved[name] + beside}
-        | dataclasses.asdict(times_of_us(times))
+        # of `times`, n counts samples: here it is the matrices' own
+        {**dataclasses.asdict(times_of_us(times)), "samples": len(times)}
+        | {**about, "name": name, "bytes": moved[name] + beside}
         for name, times in samples.items()
     ]
 
@@ -272,19 +282,81 @@ def show(ordinal: int | None, out: Path) -> dict[str, Any]:
 
     ordinal: of the GPU, None on the host.
     """
-    records, device = [], "cpu"
+    records = []
+    for shape in ON_HOST if ordinal is None else DECODE + PREFILL:
+        found = measured(shape, ordinal)
+        print_table(_table(shape, found))
+        records += found
+    return _written(records, ordinal, out, "grouped")
+
+
+def _written(
+    records: list[dict[str, Any]], ordinal: int | None, out: Path, name: str
+) -> dict[str, Any]:
+    device = "cpu"
     if ordinal is not None:
         from gemmule.backends.cuda import driver
 
         device = driver.device_info(ordinal).name
-    for shape in ON_HOST if ordinal is None else DECODE + PREFILL:
-        found = measured(shape, ordinal)
-        print_table(_table(shape, found))
-        records += [{"device": device, **one} for one in found]
-    path = log.fresh(out, f"{'cpu' if ordinal is None else 'cuda'}-grouped")
+    records = [{"device": device, **one} for one in records]
+    path = log.fresh(out, f"{'cpu' if ordinal is None else 'cuda'}-{name}")
     lines.write(path, records)
     click.echo(f"wrote {path}")
     return {"file": path, "products": records}
+
+
+def random_shapes(seed: int, most_bytes: int, most_flops: int) -> Iterator[Shape]:
+    """Yield cases whose sizes are drawn evenly by their logarithms."""
+    draw = random.Random(seed)  # noqa: S311  no secret
+    while True:
+        experts, tokens = (int(2 ** draw.uniform(*ends)) for ends in ((1.0, 8.2), (0.0, 13.0)))
+        n, k = (64 * round(2 ** draw.uniform(2.0, 8.0)) for _ in range(2))
+        shape = Shape(experts, tokens, n, k, draw.choice(("uniform", "uniform", "zipf")))
+        if 2 * experts * n * k <= most_bytes and 2 * tokens * n * k <= most_flops:
+            yield shape
+
+
+def hunt(
+    ordinal: int | None, out: Path, seed: int, seconds: float, products: int | None = None
+) -> dict[str, Any]:
+    """Measure random cases for so long, print the worst of each way beside the peer, write all.
+
+    ValueError where a result is beyond its rung's bound.
+    """
+    end = time.monotonic() + seconds
+    found: list[list[dict[str, Any]]] = []
+    shapes = random_shapes(seed, *MOST["cpu" if ordinal is None else "cuda"])
+    for shape in itertools.islice(shapes, products):
+        if found and time.monotonic() >= end:
+            break
+        found.append(measured(shape, ordinal, triton=False))
+    peer = PEERS["cpu" if ordinal is None else "cuda"]
+    for name in dict.fromkeys(str(one["name"]) for case in found for one in case):
+        if name != peer:
+            print_table(worst_of(name, peer, found))
+    return _written(list(itertools.chain(*found)), ordinal, out, f"grouped-hunt-{seed}")
+
+
+def worst_of(name: str, peer: str, found: list[list[dict[str, Any]]]) -> TableData:
+    """Return the cases of a hunt in which `name` is slowest beside the peer, and the mean of all.
+
+    found: the records of each case.
+    """
+    of_case = [{str(one["name"]): one for one in case} for case in found]
+    beside = [(by[peer]["median"] / by[name]["median"], by[name]) for by in of_case if name in by]
+    columns: tuple[Column[tuple[float, dict[str, Any]]], ...] = (
+        ("case", lambda one: _shape_of(one[1]).title(), False),
+        ("us", lambda one: significant(one[1]["median"]), True),
+        ("GB/s", lambda one: significant(one[1]["bytes"] / one[1]["median"] * 1e-3), True),
+        (f"speed of {peer}", lambda one: f"{one[0]:.2f}", True),
+    )
+    mean = geomean(ratio for ratio, _ in beside)
+    title = f"{name}: {len(beside)} products, {mean:.2f} x the speed of {peer} in the mean"
+    return table_of(title, sorted(beside, key=lambda one: one[0])[:WORST], columns)
+
+
+def _shape_of(record: dict[str, Any]) -> Shape:
+    return Shape(**{field.name: record[field.name] for field in dataclasses.fields(Shape)})
 
 
 def _table(shape: Shape, found: list[dict[str, Any]]) -> TableData:

@@ -20,6 +20,7 @@ VECTORS = ("matvec", "vecmat")
 PRODUCT_SECONDS = {"cpu": 0.5, "cuda": 0.2}
 OPS = (*VECTORS, "matmul")
 CODED = ("int4", "int8")
+GROUPED = "grouped"
 EVERYDAY = ("float32", "float16", "bfloat16", *CODED)
 PEERS = {"cpu": "numpy", "cuda": "torch"}
 CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
@@ -27,7 +28,12 @@ CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
 
 @options.command("measure", "Look among random products for slow ones.")
 @options.device()
-@options.ops("Only this operation; may be repeated. By default matvec and vecmat.")
+@options.some(
+    "--op",
+    "ops",
+    "Only this operation; may be repeated. By default matvec and vecmat. grouped stands alone.",
+    (*options.OPS, GROUPED),
+)
 @options.some(
     "--format",
     "formats",
@@ -85,7 +91,8 @@ def hunt(
     reading the bytes takes at the measured ceiling. On a GPU codes, int4 and int8, are multiplied
     by 1 to 4096 columns of bfloat16, 256 to 16384 a side, and the peer multiplies the same weights
     in bfloat16; then pairs are told of which the larger product took less time. With --everyday
-    all formats race NumPy's float32.
+    all formats race NumPy's float32. --op grouped draws mixtures of experts, in bfloat16, int4 and
+    int8 beside torch._grouped_mm, on a CPU in float32 beside a loop of NumPy's products.
     """
     import itertools
     import secrets
@@ -99,6 +106,14 @@ def hunt(
     options.check_device(device)
     backend = device.partition(":")[0]
     seed = secrets.randbelow(2**32) if seed is None else seed
+    if GROUPED in ops:
+        from gemmule_lab.bench import grouped
+
+        if len(ops) > 1 or formats or peer or most_bytes or hot or ranks or everyday or fit:
+            raise ValueError("--op grouped takes --device, --seconds, --seed and --products alone.")
+        ordinal = None if backend == "cpu" else options.ordinal_of(device)
+        click.echo(f"seed {seed}: mixtures of experts, {seconds:.0f} s")
+        return grouped.hunt(ordinal, out, seed, seconds, products)
     if most_bytes is None:
         most_bytes = work.MOST_BYTES
         if backend == "cpu":

@@ -1,12 +1,17 @@
-// Tiles of experts' codes on wgmma: 256 columns of a matrix meet up to 128 tokens. Codes come to shared memory as they
-// lie, become weights in the registers that the instruction reads, each rounded once, and meet all tokens of the tile.
+// Tiles of experts' codes on wgmma: 192 columns of a matrix meet up to 128 tokens, or 128 columns 256. Codes come to
+// shared memory as they lie, become weights in the registers that the instruction reads, each rounded once, and meet all
+// tokens of the tile.
 // excerpt stages of wgmma_codes.cu
 #include "expert_tiles.cuh"
 #include "few_rows.cuh"
 #include "wgmma_tiles.cuh"
 
 // LINE: bytes of a row of codes in a stage, whose 16-byte pieces TMA puts in another order in each of eight rows.
-constexpr int HEIGHT = 256, THREADS = 640, LINE = 128, LINES = 2;
+constexpr int LINE = 128, LINES = 2;
+
+// Columns of a tile by its tokens; and threads: a warpgroup that asks for copies, and one for each 64 columns.
+__device__ constexpr int columns_by(int width) { return width > 128 ? 128 : 192; }
+__device__ constexpr int threads_by(int width) { return 128 + 2 * columns_by(width); }
 
 template <class A, class B> struct Same { static constexpr bool value = false; };
 template <class A> struct Same<A, A> { static constexpr bool value = true; };
@@ -38,31 +43,36 @@ template <class T, class TS, int BITS, bool ZEROS> struct Row {
     scale = pair_of<T>(kept, kept), rest = pair_of<T>(left, left);
     below = EXACT ? 0 : pair_of<T>(s * UP - kept, s * UP - kept);
   }
-  __device__ __forceinline__ u32 weights(u32 bits) const {
-    constexpr u32 up = HALF ? (BITS == 4 ? 0x2c003c00u : 0x3c003c00u) : (BITS == 4 ? 0x7d007f00u : 0x7f007f00u);
+  static constexpr u32 UPS = HALF ? (BITS == 4 ? 0x2c003c00u : 0x3c003c00u) : (BITS == 4 ? 0x7d007f00u : 0x7f007f00u);
+  __device__ __forceinline__ u32 weights(u32 bits, u32 up) const {   // up: UPS
     const u32 d = fma2(HALF ? bits | 0x64006400u : bits, up, less, T());
     return fma2(d, scale, EXACT ? rest : fma2(d, below, rest, T()), T());
   }
 };
 
-// A thread's part of 16 columns by 16 steps, an operand of the instruction: of rows g and g + 8, from `at` on.
+// A thread's part of 16 columns by 32 steps, operands of two instructions: of rows g and g + 8, of which the line of the
+// first begins at `line`, and the codes with piece `piece`. up: of a row.
 template <class T, class TS, int BITS, bool ZEROS>
-__device__ __forceinline__ void decode(u32 (&a)[4], const unsigned char* at, const Row<T, TS, BITS, ZEROS> (&rows)[2]) {
+__device__ __forceinline__ void decode(u32 (&a)[2][4], const unsigned char* line, int piece, const Row<T, TS, BITS, ZEROS> (&rows)[2], u32 up) {
+  const int g = threadIdx.x % 32 / 4;
   const u32 t = threadIdx.x % 4, pick = BITS == 4 ? 0x4040 | t | t << 8 : 2 * t | (2 * t + 1) << 8;
+  ptx::Vec<u32, 4> from[BITS / 4][2];
 #pragma unroll
-  for (int hi = 0; hi < 2; ++hi) {
-    const ptx::Vec<u32, BITS / 2> from = *(const ptx::Vec<u32, BITS / 2>*)(at + 8 * hi * LINE);
+  for (int i = 0; i < BITS / 4; ++i)
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const u32 bits = BITS == 4 ? __byte_perm(from[i], 0, pick) & 0x00f0000fu
-                                 : __byte_perm(from[BITS / 4 * i], from[BITS / 4 * i + BITS / 8], pick) & 0x00ff00ffu;
-      a[hi + 2 * i] = rows[hi].weights(bits);
+    for (int hi = 0; hi < 2; ++hi) from[i][hi] = *(const ptx::Vec<u32, 4>*)(line + 8 * hi * LINE + ((piece + i) ^ g) * 16);
+#pragma unroll
+  for (int j = 0; j < 4; ++j)   // of eight steps
+#pragma unroll
+    for (int hi = 0; hi < 2; ++hi) {
+      const u32 bits = BITS == 4 ? __byte_perm(from[0][hi][j], 0, pick) & 0x00f0000fu
+                                 : __byte_perm(from[j / 2 * (BITS / 8)][hi][j % 2 * 2], from[j / 2 * (BITS / 8)][hi][j % 2 * 2 + 1], pick) & 0x00ff00ffu;
+      a[j / 2][hi + j % 2 * 2] = rows[hi].weights(bits, up);
     }
-  }
 }
 
 // The sums over all steps of a warpgroup's 64 columns and N tokens: the least multiple of UNIT that holds `tokens`.
-// codes, tokens' stages: rings. scales: the first of the thread's rows 8 i + g.
+// codes, tokens' stages: rings.
 template <class T, class TS, int BITS, bool ZEROS, int WIDTH, int STAGES, int UNIT, int N = UNIT>
 __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArgs& p, const Work& work, Ring& x, Ring& codes,
                                          const unsigned char* lines, int own) {
@@ -70,51 +80,49 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
   if constexpr (N < WIDTH)
     if (work.tokens > N)
       return products<T, TS, BITS, ZEROS, WIDTH, STAGES, UNIT, N + UNIT>(sum, p, work, x, codes, lines, own);
-  constexpr int EACH = LINE * 8 / BITS / DEPTH;   // stages of tokens beside one of codes
-  const int steps = ((int)p.n + DEPTH - 1) / DEPTH, each = (int)p.group_size / DEPTH, g = threadIdx.x % 32 / 4;
-  const int first = work.slab * HEIGHT + own + threadIdx.x % 128 / 32 * 16 + g;   // of the thread's rows
+  constexpr int HEIGHT = columns_by(WIDTH), EACH = LINE * 8 / BITS / DEPTH;   // stages of tokens beside one of codes
+  const int steps = ((int)p.n + DEPTH - 1) / DEPTH, each = (int)p.group_size / DEPTH;
+  const int mine = own + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, m = (int)p.m;   // the first of the thread's rows
+  const int row = min(work.slab * HEIGHT + mine, m - 1);   // what is behind the last counts for nothing
   float(&d)[N / 2] = (float(&)[N / 2])sum;
-  float scale[2], zero[2];
-  const i64 scales = ((i64)work.expert * p.m + first) * p.groups;   // of the first row
-  auto fetch = [&](int group) {
-    i64 place = scales + group;
-    ptx::pin(place);
-#pragma unroll
-    for (int r = 0; r < 2; ++r, place += 8 * p.groups) {
-      const bool is = first + 8 * r < (int)p.m;
-      scale[r] = is ? wide<float>(((const TS*)p.scales)[place]) : 0.f;
-      if constexpr (ZEROS) zero[r] = is ? ((const float*)p.zeros)[place] : 0.f;
-    }
+  const i64 place = ((i64)work.expert * m + row) * p.groups, next = min(8, m - 1 - row) * p.groups;
+  const TS* scales = (const TS*)p.scales + place;
+  const float* zeros = (const float*)p.zeros + place;
+  TS scale[2];   // of the next group, as they come: nobody waits for them before they are needed
+  float zero[2];
+  auto fetch = [&] {
+    scale[0] = scales[0], scale[1] = scales[next], ++scales;
+    if constexpr (ZEROS) zero[0] = zeros[0], zero[1] = zeros[next], ++zeros;
   };
   Row<T, TS, BITS, ZEROS> rows[2];
-  u32 a[2][4];   // of 16 steps by turns
+  u32 a[2][2][4];   // of 32 steps by turns
   int before = 0, left = 0, group = 0;
-  fetch(0);
+  const u32 up = rows[0].UPS | u32(p.n < 0);   // the compiler would move a constant before each use
+  fetch();
   // excerpt stages
   for (int s = 0; s < steps; ++s, x.advance<STAGES>()) {
     if (s % EACH == 0) codes.wait_full();
     if (left == 0) {   // the scales of a group are asked for when the one before begins
 #pragma unroll
-      for (int r = 0; r < 2; ++r) rows[r].take(scale[r], ZEROS ? zero[r] : 0.f);
+      for (int r = 0; r < 2; ++r) rows[r].take(wide<float>(scale[r]), ZEROS ? zero[r] : 0.f);
       left = each ? each : steps;
-      if (++group < (int)p.groups) fetch(group);
+      if (++group < (int)p.groups) fetch();
     }
     --left;
-    const unsigned char* const line = lines + codes.stage * (HEIGHT * LINE) + (own + threadIdx.x % 128 / 32 * 16 + g) * LINE;
+    const unsigned char* const line = lines + codes.stage * (HEIGHT * LINE) + mine * LINE;
     const u64 tokens = HalfTile<N, true>::descriptor(x.data + x.stage * HalfTile<WIDTH, true>::BYTES);
     x.wait_full();
 #pragma unroll
-    for (int i = 0; i < DEPTH / 16; ++i) {
-      u32(&now)[4] = a[i % 2];
-      const int begin = s % EACH * (DEPTH * BITS / 8) + i * (2 * BITS), piece = begin / 16 ^ g;
-      decode<T, TS, BITS, ZEROS>(now, line + piece * 16 + begin % 16, rows);
+    for (int h = 0; h < 2; ++h) {
+      decode<T, TS, BITS, ZEROS>(a[h], line, (s % EACH * 2 + h) * (BITS / 4), rows, up);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) ptx::pin(now[e]);
+      for (int e = 0; e < 8; ++e) ptx::pin(a[h][e / 4][e % 4]);
       ptx::wgmma_fence();
-      multiply<N>(d, now, tokens + (i * 32 >> 4), s > 0 || i, T());
+#pragma unroll
+      for (int i = 0; i < 2; ++i) multiply<N>(d, a[h][i], tokens + ((2 * h + i) * 32 >> 4), s > 0 || h || i, T());
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();   // the steps before are read: their registers are free, and behind a stage its tokens
-      if (i == 0 && s > 0 && threadIdx.x % 128 == 0) ptx::mbar_arrive(x.empty + 8 * before);
+      if (h == 0 && s > 0 && threadIdx.x % 128 == 0) ptx::mbar_arrive(x.empty + 8 * before);
     }
     before = x.stage;
     if (s % EACH == EACH - 1 || s == steps - 1) {
@@ -129,18 +137,19 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
 }
 
 template <class T, class TC, class TS, int BITS, bool ZEROS, int WIDTH, int STAGES>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(threads_by(WIDTH), 1)
 wgmma_codes(const QuantArgs p, const __grid_constant__ ptx::TensorMap map_x, const __grid_constant__ ptx::TensorMap map_codes) {
   take_turn();
-  constexpr int BOX = WIDTH < 64 ? WIDTH : 64, UNIT = WIDTH < 32 ? WIDTH : 32;   // tokens of a copy, of an instruction
+  constexpr int HEIGHT = columns_by(WIDTH), THREADS = threads_by(WIDTH);
+  constexpr int UNIT = WIDTH > 128 ? 64 : 32, BOX = UNIT;   // tokens of an instruction, of a copy
   constexpr u32 STAGE = HalfTile<WIDTH, true>::BYTES;
   extern __shared__ __align__(1024) unsigned char smem[];   // the stages of tokens, of codes, then the list
   __shared__ __align__(8) u64 x_bars[2 * STAGES], code_bars[2 * LINES];
   unsigned char* const lines = smem + STAGES * STAGE;
   int* const first = (int*)(lines + LINES * HEIGHT * LINE);
   const int group = threadIdx.x / 128, n = (int)p.m, slabs = (n + HEIGHT - 1) / HEIGHT;
-  Ring x = make_ring<STAGES>(ptx::smem_addr(smem), x_bars, 1, 4);
-  Ring codes = make_ring<LINES>(ptx::smem_addr(lines), code_bars, 1, 16);
+  Ring x = make_ring<STAGES>(ptx::smem_addr(smem), x_bars, 1, HEIGHT / 64);
+  Ring codes = make_ring<LINES>(ptx::smem_addr(lines), code_bars, 1, HEIGHT / 16);
   const i64 items = (i64)list_pieces<THREADS>(Ends(p), WIDTH, first) * slabs;   // the barriers are seen behind it
   Items walk{Ends(p), first, slabs, WIDTH, 0, UNIT};
   if (group == 0) {
@@ -170,7 +179,7 @@ wgmma_codes(const QuantArgs p, const __grid_constant__ ptx::TensorMap map_x, con
       }
     }
   } else {
-    ptx::reg_alloc<112>();
+    ptx::reg_alloc<(WIDTH > 128 ? 240 : 160)>();
     const int own = (group - 1) * 64, warp = threadIdx.x % 128 / 32;
     for (i64 item = blockIdx.x; item < items; item += gridDim.x) {
       const Work at = walk.at(item);

@@ -1,12 +1,12 @@
-"""Tiles of codes: a code becomes a weight once for up to 128 tokens, in the registers of wgmma.
+"""Tiles of codes: a code becomes a weight once for up to 256 tokens, in the registers of wgmma.
 
 `streamed_codes` multiplies codes exactly as they are, and takes each apart again for every 8 or 16
-tokens. From some 32 tokens an expert on that is what limits. Here 256 columns of a matrix meet up
-to 128 tokens: TMA copies rows of codes as they lie, and tiles of the tokens, and four warpgroups
-make weights of codes where the instruction reads them. A weight is
-rounded once to the dtype of the tokens, as the dense weight that it stands for was: the difference
-to the zero point is exact, and the scale has two parts. Pieces of an expert's tokens are even, and
-no wider instruction is given than they need.
+tokens. From some 32 tokens an expert on that is what limits. Here 192 columns of a matrix meet up
+to 128 tokens, or 128 columns 256: TMA copies rows of codes as they lie, and tiles of the tokens,
+and a warpgroup for each 64 columns makes weights of codes where the instruction reads them. A
+weight is rounded once to the dtype of the tokens, as the dense weight that it stands for was: the
+difference to the zero point is exact, and the scale has two parts. Pieces of an expert's tokens are
+even, and no wider instruction is given than they need.
 """
 
 from __future__ import annotations
@@ -20,13 +20,22 @@ from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params,
 from gemmule.rungs._cuda import grouped, half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 
-HEIGHT, THREADS, LINE, LINES = 256, 640, 128, 2
-ROOM_BYTES = 227 * 1024 - 1024 - 8192 - LINES * HEIGHT * LINE  # for tokens
+LINE, LINES = 128, 2
+ROOM_BYTES = 227 * 1024 - 1024 - 8192  # for codes and tokens
 MOST_EXPERTS, MOST_STAGES = 2000, 12
 
 
+def _columns(width: int) -> int:
+    return 128 if width > 128 else 192
+
+
+def _unit(width: int) -> int:
+    return 64 if width > 128 else 32
+
+
 def _stages(width: int) -> int:
-    return min(ROOM_BYTES // (width * 2 * half_tiles.DEPTH), MOST_STAGES)
+    room = ROOM_BYTES - LINES * LINE * _columns(width)
+    return min(room // (width * 2 * half_tiles.DEPTH), MOST_STAGES)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
@@ -34,17 +43,17 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     if spec is None:
         raise TypeError("wgmma_codes multiplies codes; the matrices are dense.")
     types = (CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype])
-    stages = _stages(width)
-    room = stages * width * 2 * half_tiles.DEPTH + LINES * HEIGHT * LINE
+    stages, columns = _stages(width), _columns(width)
+    room = stages * width * 2 * half_tiles.DEPTH + LINES * columns * LINE
     return (
         flat(
             instance("wgmma_codes", *types, spec.bits, spec.has_zeros, width, stages),
             machine.units,
-            THREADS,
+            128 + 2 * columns,  # a warpgroup that asks for copies, and one for each 64
             smem=room + 4 * (problem.batch + 1),
             maps=(
-                half_tiles.tile_map("a", min(width, 64), along=True),
-                TensorMap("b", (LINE, HEIGHT)),
+                half_tiles.tile_map("a", _unit(width), along=True),
+                TensorMap("b", (LINE, columns)),
             ),
         ),
     )
@@ -60,20 +69,19 @@ def _takes(problem: Problem) -> bool:
     return size == -1 or (size is not None and size > 0 and size % half_tiles.DEPTH == 0)
 
 
-# Tiles of 128 tokens with zero points keep some registers in memory, and for 32 tokens others
-# are quicker.
-WIDTHS = (32, 64, 128)
+WIDTHS = (128, 256)
 EXACT_TOKENS = 8  # an expert, up to which no weight is rounded
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Wait for stages, by the tokens of a piece in whole instructions, or for the codes."""
     width, bits = params["tokens"], 4 if problem.b == "uint4" else 8
+    columns, unit = _columns(width), _unit(width)
     stages = ceil_div(problem.k, half_tiles.DEPTH)
     count, touched = grouped.pieces(problem, width)
-    shape = problem, machine, count * ceil_div(problem.n, HEIGHT)
-    moved = HEIGHT * problem.k * bits / 8 * touched / max(count, 1.0)
-    each = stages * min(width, ceil_div(int(problem.m / max(count, 1.0)), 32) * 32)
+    shape = problem, machine, count * ceil_div(problem.n, columns)
+    moved = columns * problem.k * bits / 8 * touched / max(count, 1.0)
+    each = stages * min(width, ceil_div(int(problem.m / max(count, 1.0)), unit) * unit)
     zeros = problem.quant is not None and problem.quant.has_zeros
     busy = {f"stage_s {width}{' zeros' * zeros}": stages, f"token_s {width}": each, "tile_s": 1.0}
     return grouped.items(*shape, moved, "", busy)
@@ -86,7 +94,7 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
 
 RUNG = CudaRung(
     title="Tiles of codes",
-    idea="A code becomes a weight once for up to 128 tokens, in the registers that wgmma reads.",
+    idea="A code becomes a weight once for up to 256 tokens, in the registers that wgmma reads.",
     source="PTX ISA: wgmma with A in registers; Machete's mixed operands, for groups of experts",
     # Of 8 bits beside float16, scales below what halves hold cost more than the bound allows.
     signatures=tuple(
