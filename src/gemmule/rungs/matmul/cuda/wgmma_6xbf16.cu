@@ -6,7 +6,7 @@
 #include "stream.cuh"
 #include "wgmma_tiles.cuh"
 
-constexpr int HEIGHT = 128, THREADS = 288, PLANES = 3, ALL = 256;  // rows of a block; threads of the other kernels
+constexpr int HEIGHT = 128, THREADS = 384, PLANES = 3, ALL = 256;  // rows of a block; threads of the other kernels
 
 // C seen as its transpose, which is B^T A^T, where B is the wide matrix.
 template <bool TURNED>
@@ -78,19 +78,27 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
   auto advance = [&] {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   };
-  if (threadIdx.x >= 256) {
-    if (threadIdx.x == 256) {
-      const unsigned char* from = (const unsigned char*)p.work + ((i64)(blockIdx.x / down) * all + first) * STAGE;
-      for (int s = 0; s < steps; ++s, advance()) {
-        ptx::mbar_wait(empty + 8 * stage, parity ^ 1);
+  if (threadIdx.x < 128) {
+    ptx::reg_dealloc<40>();
+    const unsigned char* from = (const unsigned char*)p.work + ((i64)(blockIdx.x / down) * all + first) * STAGE;
+    const int part = threadIdx.x % 8 * 8, line = threadIdx.x / 8;   // 32 bytes of a row; of 4 rows
+    for (int s = 0; s < steps && threadIdx.x < 32; ++s, advance()) {
+      ptx::mbar_wait(empty + 8 * stage, parity ^ 1);
+      if (threadIdx.x == 0) {
         ptx::mbar_arrive_expect_tx(full + 8 * stage, STAGE);
         ptx::bulk_load(data + stage * STAGE, from + (i64)s * STAGE, STAGE, full + 8 * stage);
       }
+      const i64 l = (i64)(first + s) * DEPTH + part;
+#pragma unroll 4
+      for (int i = line; i < HEIGHT; i += 4)   // what a warpgroup loads when it comes here
+        if (l < p.k && top + i < p.m) ptx::prefetch_l2((const float*)p.a + (top + i) * p.a_row + l);
+      __syncwarp();   // nobody may fall behind by a round of stages, and wait for one that is past
     }
     return;
   }
+  ptx::reg_alloc<232>();
   const int lane = threadIdx.x % 32, quad = lane % 4;
-  const i64 row = top + threadIdx.x / 32 * 16 + lane / 4;
+  const i64 row = top + (threadIdx.x / 32 - 4) * 16 + lane / 4;
   const float* a[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) a[half] = (const float*)p.a + min(row + 8 * half, p.m - 1) * p.a_row + 4 * quad;
@@ -106,9 +114,8 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
   float sum[WIDTH / 2];
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; ++i) sum[i] = 0;
-  load(0);
-  for (int s = 0; s < steps; ++s, advance()) {
-    u32 parts[PLANES][4][4];   // plane, 16 steps, register of the instruction
+  float part[WIDTH / 2];
+  auto apart = [&](u32 (&parts)[PLANES][4][4]) {   // plane, 16 steps, register of the instruction
     // excerpt apart
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -120,9 +127,9 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
         for (int plane = 0; plane < PLANES; ++plane) parts[plane][i][r] = three[plane];
       }
     // end of excerpt
-    load(s + 1);
+  };
+  auto multiply = [&](const u32 (&parts)[PLANES][4][4]) {
     ptx::mbar_wait(full + 8 * stage, parity);
-    float part[WIDTH / 2];
     const u32 at = data + stage * STAGE;
     ptx::wgmma_fence();
 #pragma unroll
@@ -134,10 +141,24 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
           ptx::wgmma_bf16_ra<WIDTH>(part, parts[of_a][i], TileB::descriptor(at + (order - of_a) * TileB::BYTES) + (i * TileB::NEXT >> 4),
                                     order < PLANES - 1 || of_a < order || i);
     ptx::wgmma_commit();
+  };
+  auto add = [&] {
     ptx::wgmma_wait<0>();
     if (threadIdx.x % 128 == 0) ptx::mbar_arrive(empty + 8 * stage);
+    advance();
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; ++i) sum[i] += part[i];
+  };
+  u32 even[PLANES][4][4], odd[WIDTH < 128 ? PLANES : 1][4][4];
+  load(0);
+  if constexpr (WIDTH < 128) {   // floats are taken apart while those before multiply
+    apart(even), load(1);
+    for (int s = 0; s < steps; s += 2) {
+      multiply(even), apart(odd), load(s + 2), add();
+      if (s + 1 < steps) multiply(odd), apart(even), load(s + 3), add();
+    }
+  } else {
+    for (int s = 0; s < steps; ++s) apart(even), load(s + 1), multiply(even), add();
   }
   float* sums = (float*)((unsigned char*)p.work + (i64)across * all * STAGE) + (i64)blockIdx.y * p.m * p.n;
 #pragma unroll
