@@ -1,0 +1,38 @@
+"""Float8 with A in registers, and scales by blocks: what DeepSeek's models multiply by.
+
+`wgmma_float8` has the tensor cores read everything from shared memory, A once for each half of a
+warpgroup's 256 columns: with what arrives that is 144 bytes a clock, and shared memory gives 128.
+Here a warpgroup's rows of a stage go to registers first and are multiplied from there, which leaves
+128.
+
+A stage is 128 steps, which is how far a block's scale reaches: its sum, which leaves the tensor
+cores anyway, joins the others by a multiply-add, times the scale of its row of A and of its 128
+columns of B. A second warp of those that load brings them while a stage is awaited. One scale
+for a whole matrix or row costs the same.
+"""
+
+from __future__ import annotations
+
+from gemmule.core.rung import CudaRung
+from gemmule.rungs._cuda import wgmma_bytes
+from gemmule.rungs.matmul.cuda import wgmma_float8
+
+TILES = {"128x256": (128, 256), "128x128": (128, 128)}
+MOST_STAGES = 5  # as the scales of a sixth would not fit
+_COMMON = wgmma_bytes.common("matmul/wgmma_float8_blocks", TILES)
+
+RUNG = CudaRung(
+    title="Float8 from registers",
+    idea="A's rows are read once for two sums, and each 128 steps join the others times a scale.",
+    source="DeepSeek-V3, section 3.5.2; DeepGEMM; PTX ISA: wgmma m64nNk32 with A in registers",
+    signatures=wgmma_float8.SIGNATURES,
+    scaled=wgmma_float8.SIGNATURES,
+    by_blocks=True,
+    arithmetic=lambda problem: wgmma_float8.ARITHMETIC,
+    branch="float8",
+    **{
+        **_COMMON,
+        "after": "wgmma_float8",
+        "steps": wgmma_bytes.steps_by(TILES, MOST_STAGES),
+    },
+)
