@@ -31,7 +31,8 @@ def some(rung: CudaRung, trials: Iterable[Any], out: str) -> Iterator[Any]:
 
     With the parameters that the variant's key covers, and of one product: scales have no batches.
     """
-    usual = [t for t in trials if t.params == rung.check_params(t.problem, None)]
+    whole = rung.by_blocks  # whose key covers all
+    usual = [t for t in trials if whole or t.params == rung.check_params(t.problem, None)]
     usual = [t for t in usual if t.problem.outputs and t.problem.batch == 1]
     for trial in usual[::EVERY]:
         yield replace(trial, problem=replace(trial.problem, out=out))
