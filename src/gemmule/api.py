@@ -164,8 +164,8 @@ def matmul(A: Any, B: Any, /, **keywords: Unpack[Scaled]) -> Any:
         128 rows of A, each column or 128 columns of B: DeepSeek's models have shapes
         ``(m, ceil(k / 128))`` and ``(ceil(k / 128), ceil(n / 128))``. The result is float32, or
         what `out_dtype` names of bfloat16 and float16. Sums are int32 or float32, scaled in float32
-        and rounded once, on a GPU by the kernel that multiplies where one is proved. Beside them go `out`, `out_dtype`, `rung` and
-        `params`, no batches.
+        and rounded once, on a GPU by the kernel that multiplies where one is proved. Beside them
+        go `out`, `out_dtype`, `rung` and `params`, no batches.
 
     >>> import numpy as np, gemmule as gm
     >>> gm.matmul(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]))
