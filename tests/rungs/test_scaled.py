@@ -225,7 +225,7 @@ def test_blocks_on_a_device() -> None:
     taken = [kinds for kinds in KINDS if kinds[1] in ("coarse", "one")]
     with emulated():
         for dtypes, (at, kinds) in zip(itertools.cycle(FLOATS8), enumerate(taken), strict=False):
-            m, n, k = (int(rng.integers(1, most)) for most in (200, 300, 500))
+            m, n, k = (int(rng.integers(most // 2, most)) for most in (200, 400, 500))
             scales = blocks_of(rng, m, n, k, kinds)
             matrices = [
                 np.array(rng.standard_normal(shape), numpy_dtype(dtype), order="FC"[at // turn % 2])
@@ -236,6 +236,11 @@ def test_blocks_on_a_device() -> None:
             found = gm.matmul(*given[:2], scale_a=given[2], scale_b=given[3], rung=name)
             assert (abs(found.to_host() - exact) <= 2.0**-12 * size).all()
             del given, found
+        hosts = (*matrices, *blocks_of(rng, m, n, k, ("fine", "fine")))
+        given = [gm.asarray(one, device="cuda:1") for one in hosts]
+        with pytest.raises(ValueError, match="computes no scaled product"):
+            gm.matmul(*given[:2], scale_a=given[2], scale_b=given[3], rung=name)
+        del given
 
 
 def test_blocks_that_do_not_fit_are_refused() -> None:

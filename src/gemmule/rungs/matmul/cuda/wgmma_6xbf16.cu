@@ -80,19 +80,13 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
   };
   if (threadIdx.x < 128) {
     ptx::reg_dealloc<40>();
-    const unsigned char* from = (const unsigned char*)p.work + ((i64)(blockIdx.x / down) * all + first) * STAGE;
-    const int part = threadIdx.x % 8 * 8, line = threadIdx.x / 8;   // 32 bytes of a row; of 4 rows
-    for (int s = 0; s < steps && threadIdx.x < 32; ++s, advance()) {
-      ptx::mbar_wait(empty + 8 * stage, parity ^ 1);
-      if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {
+      const unsigned char* from = (const unsigned char*)p.work + ((i64)(blockIdx.x / down) * all + first) * STAGE;
+      for (int s = 0; s < steps; ++s, advance()) {
+        ptx::mbar_wait(empty + 8 * stage, parity ^ 1);
         ptx::mbar_arrive_expect_tx(full + 8 * stage, STAGE);
         ptx::bulk_load(data + stage * STAGE, from + (i64)s * STAGE, STAGE, full + 8 * stage);
       }
-      const i64 l = (i64)(first + s) * DEPTH + part;
-#pragma unroll 4
-      for (int i = line; i < HEIGHT; i += 4)   // what a warpgroup loads when it comes here
-        if (l < p.k && top + i < p.m) ptx::prefetch_l2((const float*)p.a + (top + i) * p.a_row + l);
-      __syncwarp();   // nobody may fall behind by a round of stages, and wait for one that is past
     }
     return;
   }
@@ -114,8 +108,9 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
   float sum[WIDTH / 2];
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; ++i) sum[i] = 0;
-  float part[WIDTH / 2];
-  auto apart = [&](u32 (&parts)[PLANES][4][4]) {   // plane, 16 steps, register of the instruction
+  load(0);
+  for (int s = 0; s < steps; ++s, advance()) {
+    u32 parts[PLANES][4][4];   // plane, 16 steps, register of the instruction
     // excerpt apart
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -127,9 +122,9 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
         for (int plane = 0; plane < PLANES; ++plane) parts[plane][i][r] = three[plane];
       }
     // end of excerpt
-  };
-  auto multiply = [&](const u32 (&parts)[PLANES][4][4]) {
+    load(s + 1);
     ptx::mbar_wait(full + 8 * stage, parity);
+    float part[WIDTH / 2];
     const u32 at = data + stage * STAGE;
     ptx::wgmma_fence();
 #pragma unroll
@@ -141,24 +136,10 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
           ptx::wgmma_bf16_ra<WIDTH>(part, parts[of_a][i], TileB::descriptor(at + (order - of_a) * TileB::BYTES) + (i * TileB::NEXT >> 4),
                                     order < PLANES - 1 || of_a < order || i);
     ptx::wgmma_commit();
-  };
-  auto add = [&] {
     ptx::wgmma_wait<0>();
     if (threadIdx.x % 128 == 0) ptx::mbar_arrive(empty + 8 * stage);
-    advance();
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; ++i) sum[i] += part[i];
-  };
-  u32 even[PLANES][4][4], odd[WIDTH < 128 ? PLANES : 1][4][4];
-  load(0);
-  if constexpr (WIDTH < 128) {   // floats are taken apart while those before multiply
-    apart(even), load(1);
-    for (int s = 0; s < steps; s += 2) {
-      multiply(even), apart(odd), load(s + 2), add();
-      if (s + 1 < steps) multiply(odd), apart(even), load(s + 3), add();
-    }
-  } else {
-    for (int s = 0; s < steps; ++s) apart(even), load(s + 1), multiply(even), add();
   }
   float* sums = (float*)((unsigned char*)p.work + (i64)across * all * STAGE) + (i64)blockIdx.y * p.m * p.n;
 #pragma unroll

@@ -8,13 +8,12 @@ element is too small beside its neighbours. Of the nine products of parts the si
 what is left out is below two roundoffs of each product. Sums leave the tensor cores every 64 steps,
 the smallest products first, for these cut off what they add.
 
-With up to 64 columns a warpgroup takes the floats of the next steps apart while those before them
-multiply; 128 leave no registers for that, so two warpgroups by turns keep the tensor cores busy. A
-third asks the L2 for floats some steps ahead, since a thread holds one step of them at a time.
-
 The narrow matrix is taken apart by a kernel in front, which lays it out as shared memory has it.
 Some blocks share a tile's sum, so that the whole chip reads; a kernel behind adds their parts. It
 computes anew what is not finite: an infinity has no parts.
+
+A warpgroup that only loads gives its registers up: with 128 columns a thread that multiplies takes
+more than 168.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 HEIGHT, THREADS, PLANES, ALL = 128, 384, 3, 256  # as in the kernels
 SHARED_BYTES = 200 * 1024
-MOST_STAGES, PASS_BLOCKS = 4, 8
+MOST_STAGES, PASS_BLOCKS = 8, 8
 MOST_NARROW = 512  # columns, or rows, beside a wide matrix
 LOST = 4  # units of two roundoffs: what products of parts that are left out come to
 

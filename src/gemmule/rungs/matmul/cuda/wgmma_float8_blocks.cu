@@ -1,5 +1,4 @@
-// float8 by wgmma with A in registers: a warpgroup's rows go there once for both halves of its columns, so that shared
-// memory is read less than the tensor cores wait for. Each stage of 128 steps is a sum of its own there, and joins the
+// float8 by wgmma with A in registers: a warpgroup's rows go there once for both halves of its columns. Each stage of 128 steps is a sum of its own there, and joins the
 // others times the scale of its block of A and of B.
 // counters: warp instructions, millions; tensor pipe, %
 #include "scales.cuh"

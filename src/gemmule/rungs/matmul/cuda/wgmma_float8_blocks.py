@@ -1,9 +1,8 @@
 """Float8 with A in registers, and scales by blocks: what DeepSeek's models multiply by.
 
-`wgmma_float8` has the tensor cores read everything from shared memory, A once for each half of a
-warpgroup's 256 columns: with what arrives that is 144 bytes a clock, and shared memory gives 128.
-Here a warpgroup's rows of a stage go to registers first and are multiplied from there, which leaves
-128.
+`wgmma_float8` has the tensor cores read A from shared memory for each half of a warpgroup's 256
+columns. Here a warpgroup's rows of a stage go to registers once and are multiplied from there. That
+was to spare shared memory, and takes a seventh longer: products from registers are what limits it.
 
 A stage is 128 steps, which is how far a block's scale reaches: its sum, which leaves the tensor
 cores anyway, joins the others by a multiply-add, times the scale of its row of A and of its 128
