@@ -137,7 +137,6 @@ def truth(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
     return product * np.reshape(scale_a, (-1, 1)).astype(np.float64) * np.float64(scale_b)
 
 
-FLOATS8 = list(itertools.product(("float8_e4m3fn", "float8_e5m2"), repeat=2))
 PAIRS = [("int8", "int8"), ("uint8", "int8"), ("float8_e4m3fn", "float8_e5m2")]
 
 
@@ -222,14 +221,15 @@ def test_blocks_on_the_host(kinds: tuple[str, str], library: str) -> None:
 def test_blocks_on_a_device() -> None:
     """By the kernel where scales of B are blocks of 128 columns, or one; in any order in memory."""
     rng, name = np.random.default_rng(5), "wgmma_float8_blocks"
+    dtype = numpy_dtype("float8_e4m3fn")
     taken = [kinds for kinds in KINDS if kinds[1] in ("coarse", "one")]
     with emulated():
-        for dtypes, (at, kinds) in zip(itertools.cycle(FLOATS8), enumerate(taken), strict=False):
+        for at, kinds in enumerate(taken):
             m, n, k = (int(rng.integers(most // 2, most)) for most in (200, 400, 500))
             scales = blocks_of(rng, m, n, k, kinds)
             matrices = [
-                np.array(rng.standard_normal(shape), numpy_dtype(dtype), order="FC"[at // turn % 2])
-                for dtype, shape, turn in zip(dtypes, ((m, k), (k, n)), (1, 2), strict=True)
+                np.array(rng.standard_normal(shape), dtype, order="FC"[at // turn % 2])
+                for shape, turn in (((m, k), 1), ((k, n), 2))
             ]
             exact, size = scaled_by_blocks(matrices, scales)
             given = [gm.asarray(one, device="cuda:1") for one in (*matrices, *scales)]

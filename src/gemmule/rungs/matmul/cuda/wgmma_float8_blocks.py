@@ -17,6 +17,7 @@ from gemmule.rungs._cuda import wgmma_bytes
 from gemmule.rungs.matmul.cuda import wgmma_float8
 
 TILES = {"128x256": (128, 256), "128x128": (128, 128)}
+E4M3 = ("float8_e4m3fn", "float8_e4m3fn")  # whose kernels a GPU proved
 MOST_STAGES = 5  # as the scales of a sixth would not fit
 _COMMON = wgmma_bytes.common("matmul/wgmma_float8_blocks", TILES)
 
@@ -24,8 +25,8 @@ RUNG = CudaRung(
     title="Float8 from registers",
     idea="A's rows are read once for two sums, and each 128 steps join the others times a scale.",
     source="DeepSeek-V3, section 3.5.2; DeepGEMM; PTX ISA: wgmma m64nNk32 with A in registers",
-    signatures=wgmma_float8.SIGNATURES,
-    scaled=wgmma_float8.SIGNATURES,
+    signatures=((*E4M3, "bfloat16"),),
+    scaled=tuple((*E4M3, out) for out in wgmma_bytes.SCALED),
     by_blocks=True,
     arithmetic=lambda problem: wgmma_float8.ARITHMETIC,
     branch="float8",
