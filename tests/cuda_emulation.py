@@ -67,7 +67,7 @@ class Emulator:
         tail = None if scales is None else [int(one.ctypes.data) for one in scales]
         packed = raw_launch.arguments(inputs, addresses, base, alpha, beta, added)
         if tail is not None:
-            packed += raw_launch.tail_of(scales, tail)
+            packed += raw_launch.tail_of(scales, tail, problem.m)
         shapes = tensor_maps.declared(steps, problem, packed)
         where = launch_args.operands(packed, coded=problem.quant is not None) if shapes else ()
         maps = [encoded(where[shape.word] + shape.offset, shape) for shape in shapes]

@@ -160,10 +160,12 @@ def matmul(A: Any, B: Any, /, **keywords: Unpack[Scaled]) -> Any:
 
     scale_a, scale_b : float32, of two matrices of int8 and uint8, or of float8: one number, or one
         for each row of A, for each column of B. Element (i, j) is then ``scale_a[i] * scale_b[j]``
-        times the product's; the result is float32, or what `out_dtype` names of bfloat16 and
-        float16. Sums are int32 or float32, scaled in float32 and rounded once, on a GPU by the
-        kernel that multiplies where one is proved. Beside them go `out`, `out_dtype`, `rung` and
-        `params`, no batches.
+        times the product's. By blocks a scale goes with 128 steps of the sum, for each row or
+        128 rows of A, each column or 128 columns of B: DeepSeek's models have shapes
+        ``(m, ceil(k / 128))`` and ``(ceil(k / 128), ceil(n / 128))``. The result is float32, or
+        what `out_dtype` names of bfloat16 and float16. Sums are int32 or float32, scaled in float32
+        and rounded once, on a GPU by the kernel that multiplies where one is proved. Beside them
+        go `out`, `out_dtype`, `rung` and `params`, no batches.
 
     >>> import numpy as np, gemmule as gm
     >>> gm.matmul(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]))

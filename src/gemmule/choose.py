@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemmule import backends
-from gemmule.core.canonical import Call, Frozen
+from gemmule.core.canonical import Call, Frozen, Options
 from gemmule.core.choice import Choice, duration
 from gemmule.core.problem import FLOAT8, HALVES, INTEGERS, ITEMSIZE, Problem, result_dtype
 from gemmule.core.registry import all_rungs, rungs_for
@@ -338,18 +338,19 @@ def _simplest(
 
 
 def scaled_choice(
-    call: Call, machine: Machine, rung: str | None, params: Frozen | None
+    call: Call, machine: Machine, options: Options, kernels: tuple[bool, ...]
 ) -> Choice | None:
     """Choose for a product whose kernel applies scales; None where no proved rung does.
 
-    call.problem: of the operands' dtypes and the scaled result's. ValueError where the named rung
-    takes no scales of such operands.
+    call.problem: of the operands' dtypes and the scaled result's. kernels: rungs of which
+    `by_blocks` serve. ValueError where the named rung takes no such scales, or operands.
     """
     problem, backend, found = call.problem, backends.get(machine.backend), []
+    rung, params = options.rung, options.params
     for one in rungs_for(machine.backend, problem.op, quantized=False):
         if not isinstance(one, CudaRung) or rung not in (None, one.name):
             continue
-        if one.refusal_scaled(problem) is not None:
+        if one.refusal_scaled(problem) is not None or one.by_blocks not in kernels:
             continue
         suggestion = one.suggest(problem, machine)
         if rung is None and not (suggestion and backend.proved(one, problem, machine, True)):

@@ -1,13 +1,16 @@
 """Scaled products: ``C[i, j] = scale_a[i] * scale_b[j] * sum_l A[i, l] B[l, j]`` of 8-bit matrices.
 
 What models quantised to 8 bits multiply by: integer or float8 codes of activations and of weights,
-whose scales stand for a matrix, or for rows of A and columns of B. On a GPU a proved kernel applies
-the scales to its sums before they are rounded, and nothing but the result is written; elsewhere the
-product comes first, in int32 or float32, and then the scales in float32.
+whose scales stand for a matrix, for rows of A and columns of B, or for blocks: 128 steps of the sum
+share one, of each row or column or of 128 of them. On a GPU a proved kernel applies the scales to
+its sums before they are rounded, and nothing but the result is written. Elsewhere the product comes
+first, in int32 or float32, and then the scales in float32; by blocks the operands are scaled and
+then multiplied, both in float32.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -36,13 +39,23 @@ from gemmule.plan import resolve
 OUTS = ("float32", *HALVES)  # of a scaled product
 
 
-class Scaled(NamedTuple):
-    """A scaled product's operands, unwrapped; scales are vectors of one number, or one each."""
+BLOCK = 128  # steps of the sum, and rows or columns, that share a scale by blocks
+
+
+class Scales(NamedTuple):
+    """Scales of A and of B, in any of the shapes that `check_scale` takes; whether of blocks."""
 
     a: Operand
     b: Operand
-    scale_a: Operand
-    scale_b: Operand
+    by_blocks: bool
+
+
+class Scaled(NamedTuple):
+    """A scaled product's operands, unwrapped."""
+
+    a: Operand
+    b: Operand
+    scales: Scales
     out: Operand | None
 
 
@@ -55,21 +68,22 @@ def scaled_product(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, options
     left, right, target = unwrap_all(a, b, NAMES["matmul"], out)
     dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
     shape = result_shape(left.form.shape, right.form.shape)
-    scales = _scales(scale_a, scale_b, shape, left)
-    given = Scaled(left, right, scales[0], scales[1], target)
+    scales = _scales(scale_a, scale_b, (*shape, left.form.shape[1]), left)
+    given = Scaled(left, right, scales, target)
     if target is None:
         target = empty_like_kind(shape, dtype, left)
     else:
-        check_out(target, shape, dtype, [*given[:4]])
+        check_out(target, shape, dtype, [left, right, *scales[:2]])
     if 0 in shape:
         return to_kind(target, left) if out is None else target.original
     launcher = None
     if left.device != "cpu":
-        launcher = fused(left.form, given.b.form, target.form, left.device, dtype, options)
+        lie = Lie(left.form, right.form, target.form, left.device, kernels_for(scales, shape[1]))
+        launcher = fused(lie, dtype, options)
     if launcher is None:
         _apart(given, target, options)
     else:
-        launcher.multiply(left, right, scales, target)
+        launcher.multiply(left, right, scales[:2], target)
     if out is None:
         return to_kind(target, left)
     mark_written(target)
@@ -106,19 +120,19 @@ def _bound_call(tensors: tuple[Any, ...], options: Options) -> Any:
     left, right, _ = unwrap_all(tensors[0], tensors[1], NAMES["matmul"], None)
     dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
     shape = result_shape(left.form.shape, right.form.shape)
-    scales = _scales(tensors[2], tensors[3], shape, left)
+    scales = _scales(tensors[2], tensors[3], (*shape, left.form.shape[1]), left)
     ordinal = tensors[0].get_device()
     launcher = None
     if 0 not in shape:
         out = Form.packed(shape, dtype)
-        launcher = fused(left.form, right.form, out, left.device, dtype, options)
-    pairs = zip(scales, tensors[2:], strict=True)
-    if launcher is None or any(one.pointer != given.data_ptr() for one, given in pairs):
+        kernels = kernels_for(scales, shape[1])
+        launcher = fused(Lie(left.form, right.form, out, left.device, kernels), dtype, options)
+    if launcher is None:
         return lambda a, b, scale_a, scale_b: None
     start, mask = launcher.scaled_starter(ordinal), launcher.choice.problem.alignment - 1
     fresh = maker(shape, getattr(torch, dtype), ordinal)
     room = maker((launcher.workspace,), torch.uint8, ordinal) if launcher.workspace else None
-    steps = tuple(launcher.step_of(one) for one in scales)
+    steps = launcher.steps_of(scales[:2])
     device_of, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any | None:
@@ -165,37 +179,50 @@ def result_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int]:
     return rows, columns
 
 
-def check_scale(shape: tuple[int, ...], dtype: str, name: str, size: int, axis: int) -> None:
-    """Raise TypeError or ValueError for what is no scale of `size` rows (columns: axis 1)."""
+def check_scale(shape: tuple[int, ...], dtype: str, sizes: tuple[int, int], axis: int) -> bool:
+    """Tell whether a scale is by blocks; TypeError or ValueError for what is no scale.
+
+    sizes: how many rows A has (or columns B: axis 1), and steps the sum.
+    """
+    (size, steps), name = sizes, ("scale_a", "scale_b")[axis]
     if dtype != "float32":
         raise TypeError(f"{name} has dtype {dtype}; scales are float32. Convert it first.")
     each = (size, 1) if axis == 0 else (1, size)
-    if tuple(shape) not in ((), (1,), (1, 1), (size,), each):
+    if tuple(shape) in ((), (1,), (1, 1), (size,), each):
+        return False
+    blocks, apart = -(-steps // BLOCK), -(-size // BLOCK)
+    fine, coarse = (one if axis == 0 else one[::-1] for one in ((size, blocks), (apart, blocks)))
+    if tuple(shape) not in (fine, coarse):
         of = "rows of A" if axis == 0 else "columns of B"
         raise ValueError(
             f"{name} has shape {tuple(shape)}; required is one number, or one for each of the "
-            f"{size} {of}: shape ({size},) or {each}."
+            f"{size} {of}: shape ({size},) or {each}; or by blocks of {BLOCK} of the {steps} steps "
+            f"of the sum one for each of those, {fine}, or for {BLOCK} of them each, {coarse}."
         )
+    return True
 
 
-def _scales(
-    scale_a: Any, scale_b: Any, shape: tuple[int, int], like: Operand
-) -> tuple[Operand, Operand]:
-    """Return both scales of a result of this shape, as vectors."""
-    of_a = _scale(scale_a, "scale_a", shape[0], 0, like)
-    return of_a, _scale(scale_b, "scale_b", shape[1], 1, like)
+def _scales(scale_a: Any, scale_b: Any, sizes: tuple[int, int, int], like: Operand) -> Scales:
+    """Return both scales of a product of these sizes (m, n, k), checked."""
+    found, by_blocks = [], False
+    for axis, scale in enumerate((scale_a, scale_b)):
+        name = ("scale_a", "scale_b")[axis]
+        if scale is None or isinstance(scale, int | float):
+            scale = _number(1.0 if scale is None else float(scale), name, like)
+        given = unwrap(scale, name)
+        check_same_kind(like, given, ("A", name))
+        by_blocks |= check_scale(given.form.shape, given.form.dtype, (sizes[axis], sizes[2]), axis)
+        found.append(given)
+    return Scales(found[0], found[1], by_blocks)
 
 
-def _scale(scale: Any, name: str, size: int, axis: int, like: Operand) -> Operand:
-    """Return a scale as a vector where the operands are: of one number, or of one each."""
-    if scale is None or isinstance(scale, int | float):
-        scale = _number(1.0 if scale is None else float(scale), name, like)
-    given = unwrap(scale, name)
-    check_same_kind(like, given, ("A", name))
-    check_scale(given.form.shape, given.form.dtype, name, size, axis)
-    if len(given.form.shape) == 1:
-        return given
-    return unwrap(scale.reshape(-1), name)
+def kernels_for(scales: Scales, columns: int) -> tuple[bool, ...]:
+    """Tell which rungs scale so: those that do `by_blocks` (True), others, both or none."""
+    of_b = math.prod(scales.b.form.shape)
+    if not scales.by_blocks:
+        return (False, True) if of_b == 1 else (False,)
+    wide = len(scales.b.form.shape) == 2 and scales.b.form.shape[1] == -(-columns // BLOCK)
+    return (True,) if of_b == 1 or wide else ()
 
 
 def _number(value: float, name: str, like: Operand) -> Any:
@@ -214,11 +241,20 @@ def _number(value: float, name: str, like: Operand) -> Any:
     )
 
 
+class Lie(NamedTuple):
+    """How a scaled product's operands lie, where, and which rungs scale so (`kernels_for`)."""
+
+    a: Form
+    b: Form
+    out: Form
+    device: str
+    kernels: tuple[bool, ...]
+
+
 @remembered(1024)
-def fused(
-    a: Form, b: Form, out: Form, device: str, dtype: str, options: Options
-) -> ScaledLauncher | None:
+def fused(lie: Lie, dtype: str, options: Options) -> ScaledLauncher | None:
     """Return what computes a scaled product on a GPU in one go, or None: no proved kernel does."""
+    a, b, out, device, kernels = lie
     # Strides and alignment are those of bytes: any of them stands for the operands' dtypes.
     left, right = (form._replace(dtype=FLOAT8[0]) for form in (a, b))
     call = canonical("matmul", left, right, out, replace(options, out_dtype=dtype, literal=True))
@@ -228,7 +264,7 @@ def fused(
     if call.swapped or call.outer or problem.op != "matmul":
         return None
     machine = backends.get("cuda").machine(device)
-    choice = scaled_choice(replace(call, problem=problem), machine, options.rung, options.params)
+    choice = scaled_choice(replace(call, problem=problem), machine, options, kernels)
     return None if choice is None else ScaledLauncher(choice)
 
 
@@ -245,14 +281,28 @@ def _apart(given: Scaled, target: Operand, options: Options) -> None:
             "multiply without scales."
         )
     plain = Options(rung=options.rung, params=options.params, literal=options.rung is not None)
-    operands = (left, right, given.scale_a, given.scale_b)
+    operands = (left, right, *given.scales[:2])
     a, b, rows, columns = (one.array if on_host else one.original for one in operands)
-    wide = _product(a, b, plain)
+    if given.scales.by_blocks:
+        rows = rows if rows.ndim == 2 else rows.reshape(-1, 1)
+        scaled = _product(_widened(a, rows), _widened(b, columns), plain)
+    else:
+        wide, rows = _product(a, b, plain), rows.reshape(-1, 1)
+        wide = wide.astype(np.float32) if on_host else wide.float()
+        scaled = wide * rows * columns.reshape(-1)
     if on_host:
-        scaled = wide.astype(np.float32) * rows[:, None] * columns
         target.array[...] = scaled.astype(numpy_dtype(target.form.dtype))
     else:
-        target.original.copy_(wide.float().mul_(rows[:, None]).mul_(columns))
+        target.original.copy_(scaled)
+
+
+def _widened(matrix: Any, scale: Any) -> Any:
+    """Return an array's or a tensor's elements, times the scales of their blocks, in float32."""
+    for axis, size in enumerate(matrix.shape):
+        if scale.ndim == 2 and scale.shape[axis] not in (1, size):
+            repeat = "repeat" if isinstance(scale, np.ndarray) else "repeat_interleave"
+            scale = getattr(scale, repeat)(BLOCK, axis)[(slice(None),) * axis + (slice(size),)]
+    return (matrix.astype(np.float32) if isinstance(matrix, np.ndarray) else matrix.float()) * scale
 
 
 def _product(a: Any, b: Any, options: Options) -> Any:

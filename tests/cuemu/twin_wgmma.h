@@ -36,8 +36,9 @@ void wgmma_run(const std::vector<WgmmaPart>& parts) {
   for (int r = 0; r < 64; ++r)
     for (int k = 0; k < KS; ++k) {
       if constexpr (RegsA) {
-        const WgmmaPart& p = parts[size_t(r / 16 * 32 + r % 8 * 4 + k % 8 / 2)];
-        a[r][k] = element<KA>(reinterpret_cast<const char*>(p.a_regs + (r % 16 / 8 + 2 * (k / 8))) + k % 2 * B);
+        constexpr int E = 4 / B;   // elements of a register
+        const WgmmaPart& p = parts[size_t(r / 16 * 32 + r % 8 * 4 + k % (4 * E) / E)];
+        a[r][k] = element<KA>(reinterpret_cast<const char*>(p.a_regs + (r % 16 / 8 + 2 * (k / (4 * E)))) + k % E * B);
       } else {
         a[r][k] = element<KA>(shared + Operand(first.a).at(unsigned(r), unsigned(k), B, !TransA));
       }
@@ -94,6 +95,16 @@ CUEMU_WGMMA(wgmma_u8s8, u8, s8, int)
   }
 CUEMU_WGMMA_RA(wgmma_f16_ra, f16)
 CUEMU_WGMMA_RA(wgmma_bf16_ra, bf16)
+#undef CUEMU_WGMMA_RA
+#define CUEMU_WGMMA_RA(name, KA, KB)                                                                            \
+  inline void name(float (&d)[64], const u32 (&a)[4], u64 b, bool accumulate) {                                 \
+    cuemu::wgmma_issue({d, 0, b, {a[0], a[1], a[2], a[3]}, accumulate,                                          \
+                        cuemu::wgmma_run<cuemu::Kind::KA, cuemu::Kind::KB, float, 128, true, false, false>});   \
+  }
+CUEMU_WGMMA_RA(wgmma_e4m3_ra, e4m3, e4m3)
+CUEMU_WGMMA_RA(wgmma_e5m2_ra, e5m2, e5m2)
+CUEMU_WGMMA_RA(wgmma_e4m3e5m2_ra, e4m3, e5m2)
+CUEMU_WGMMA_RA(wgmma_e5m2e4m3_ra, e5m2, e4m3)
 #undef CUEMU_WGMMA_RA
 
 }  // namespace ptx

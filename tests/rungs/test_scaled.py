@@ -30,7 +30,12 @@ needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(miss
 
 
 def test_these_rungs_scale() -> None:
-    assert {rung.name for rung in SCALING} == {"wgmma_int8", "wgmma_float8", "wgmma_split_bytes"}
+    assert {rung.name for rung in SCALING if not rung.by_blocks} == {
+        "wgmma_int8",
+        "wgmma_float8",
+        "wgmma_split_bytes",
+    }
+    assert [rung.name for rung in SCALING if rung.by_blocks] == ["wgmma_float8_blocks"]
 
 
 @needs_emulator
@@ -62,7 +67,7 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("rung", SCALING, ids=lambda rung: rung.name)
+@pytest.mark.parametrize("rung", [r for r in SCALING if not r.by_blocks], ids=lambda r: r.name)
 def test_what_is_scaled_otherwise_is_seen(rung: CudaRung, fault: str) -> None:
     def run(rung: Any, inputs: Any, params: Any, *, scales: Any) -> Any:
         product = inputs.a.astype(np.float64) @ inputs.b.astype(np.float64)
@@ -77,6 +82,40 @@ def test_what_is_scaled_otherwise_is_seen(rung: CudaRung, fault: str) -> None:
     trial = verify_device.Trial(problem, {}, "integers", "contiguous", 4)
     with np.errstate(over="ignore"):
         assert scaled.judge_trial(rung, trial, run).ok == (fault == "right")
+
+
+OF_BLOCKS: dict[str, Any] = {
+    "right": lambda a, b: (a, b),
+    "A's of the next steps": lambda a, b: (np.roll(a, 1, 1), b),
+    "A's of the next row": lambda a, b: (np.roll(a, 1, 0), b),
+    "A's of the first steps": lambda a, b: (a[:, :1], b),
+    "B's of the next steps": lambda a, b: (a, np.roll(b, 1, 0)),
+    "B's of the next columns": lambda a, b: (a, np.roll(b, 1, 1)),
+    "B's of the first columns": lambda a, b: (a, b[:, :1]),
+    "no A's": lambda a, b: (a[:1, :1] * 0 + 1, b),
+    "no B's": lambda a, b: (a, b[:1, :1] * 0 + 1),
+}
+
+
+@pytest.mark.parametrize("fault", OF_BLOCKS)
+@pytest.mark.parametrize("kind", ["integers", "normal"])
+def test_scales_of_other_blocks_are_seen(fault: str, kind: str) -> None:
+    (rung,) = (one for one in SCALING if one.by_blocks)
+
+    def run(rung: Any, inputs: Any, params: Any, *, scales: Any) -> Any:
+        for one in scales:  # what a kernel reads beside them spoils its result
+            assert np.isnan([*one.base[:16], *one.base[-16:]]).all()
+        found = OF_BLOCKS[fault](*scales)
+        a, b = (
+            one.astype(np.float64) * scaled.spread(scale, one.shape)
+            for one, scale in zip((inputs.a, inputs.b), found, strict=True)
+        )
+        inputs.out[...] = a @ b
+        return inputs.out
+
+    problem = verify_device.awkward(rung, rung.scaled[0], None, 2)
+    trial = verify_device.Trial(problem, {}, kind, "contiguous", 4)
+    assert scaled.judge_trial(rung, trial, run).ok == (fault == "right")
 
 
 def operands(dtypes: tuple[str, str], seed: int = 0) -> list[Any]:
@@ -118,6 +157,106 @@ def test_on_the_host(dtypes: tuple[str, str], out_dtype: str | None) -> None:
     out = np.empty((33, 21), np.float32)
     assert gm.matmul(a, b, scale_a=rows, out=out) is out
     assert np.allclose(out, truth(a, b, rows, 1.0), rtol=1e-4, atol=1e-4)
+
+
+def blocks_of(rng: Any, m: int, n: int, k: int, kinds: tuple[str, str]) -> list[Any]:
+    """Return scales of A and of B: by fine or coarse blocks, of each row or column, or one."""
+    of_steps, found = -(-k // 128), []
+    for axis, (size, kind) in enumerate(zip((m, n), kinds, strict=True)):
+        shape = {
+            "fine": (size, of_steps),
+            "coarse": (-(-size // 128), of_steps),
+            "each": (size, 1),
+            "one": (1, 1),
+        }[kind]
+        scale = (rng.random(shape, np.float32) + 0.5) * rng.choice((-1, 1), shape)
+        scale = scale.astype(np.float32).reshape(shape if axis == 0 else shape[::-1])
+        found.append(np.asfortranarray(scale) if rng.random() < 0.5 else scale)
+    return found
+
+
+def scaled_by_blocks(matrices: Any, scales: Any) -> tuple[Any, Any]:
+    """Return the product in float64, and that of absolute values."""
+    a, b = (
+        one.astype(np.float64) * scaled.spread(scale, one.shape)
+        for one, scale in zip(matrices, scales, strict=True)
+    )
+    return a @ b, abs(a) @ abs(b)
+
+
+KINDS = [(a, b) for a in ("fine", "coarse") for b in ("coarse", "fine", "one", "each")]
+KINDS += [("each", "coarse"), ("one", "coarse"), ("each", "fine")]
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=" by ".join)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_blocks_on_the_host(kinds: tuple[str, str], library: str) -> None:
+    """Random sizes, ragged last blocks, either order of scales, results in every dtype."""
+    rng = np.random.default_rng(len(kinds[0]) + 10 * len(kinds[1]))
+    torch = pytest.importorskip("torch") if library == "torch" else None
+    for dtype in ("float8_e4m3fn", "float8_e5m2", "int8"):
+        m, n, k = (int(rng.integers(1, most)) for most in (200, 300, 500))
+        scales = blocks_of(rng, m, n, k, kinds)
+        matrices = [
+            rng.integers(-99, 99, shape).astype(dtype)
+            if dtype == "int8"
+            else rng.standard_normal(shape).astype(numpy_dtype(dtype))
+            for shape in ((m, k), (k, n))
+        ]
+        exact, size = scaled_by_blocks(matrices, scales)
+        given = [*matrices, *scales]
+        if torch is not None:
+            bits = [torch.from_numpy(one.view(np.uint8)) for one in matrices]
+            given = [one.view(getattr(torch, dtype)) for one in bits]
+            given += [torch.from_numpy(one) for one in scales]
+        for out, u in (("float32", 2.0**-22), ("bfloat16", 2.0**-8)):
+            out_dtype = getattr(torch, out) if torch is not None else out
+            got = gm.matmul(*given[:2], scale_a=given[2], scale_b=given[3], out_dtype=out_dtype)
+            assert str(got.dtype).endswith(out)
+            found = got.float().numpy() if torch is not None else got.astype(np.float64)
+            assert (abs(found - exact) <= u * abs(exact) + (k + 8) * 2.0**-23 * size).all()
+
+
+@needs_emulator
+def test_blocks_on_a_device() -> None:
+    """By the kernel where scales of B are blocks of 128 columns, or one; in any order in memory."""
+    rng, name = np.random.default_rng(5), "wgmma_float8_blocks"
+    dtype = numpy_dtype("float8_e4m3fn")
+    taken = [kinds for kinds in KINDS if kinds[1] in ("coarse", "one")]
+    with emulated():
+        for at, kinds in enumerate(taken):
+            m, n, k = (int(rng.integers(most // 2, most)) for most in (200, 400, 500))
+            scales = blocks_of(rng, m, n, k, kinds)
+            matrices = [
+                np.array(rng.standard_normal(shape), dtype, order="FC"[at // turn % 2])
+                for shape, turn in (((m, k), 1), ((k, n), 2))
+            ]
+            exact, size = scaled_by_blocks(matrices, scales)
+            given = [gm.asarray(one, device="cuda:1") for one in (*matrices, *scales)]
+            found = gm.matmul(*given[:2], scale_a=given[2], scale_b=given[3], rung=name)
+            assert (abs(found.to_host() - exact) <= 2.0**-12 * size).all()
+            del given, found
+        hosts = (*matrices, *blocks_of(rng, m, n, k, ("fine", "fine")))
+        given = [gm.asarray(one, device="cuda:1") for one in hosts]
+        with pytest.raises(ValueError, match="computes no scaled product"):
+            gm.matmul(*given[:2], scale_a=given[2], scale_b=given[3], rung=name)
+        del given
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (
+        rng.standard_normal(s).astype(numpy_dtype("float8_e4m3fn")) for s in ((9, 300), (300, 200))
+    )
+    for name, shape in (
+        ("scale_a", (3, 9)), ("scale_a", (9, 2)), ("scale_a", (1, 4)), ("scale_b", (2, 3)),
+        ("scale_b", (2, 2)), ("scale_b", (200, 3)), ("scale_b", (4, 200)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="by blocks of 128 of the 300 steps"):
+            gm.matmul(a, b, **{name: np.ones(shape, np.float32)})
+    fits = {"scale_a": np.ones((9, 3), np.float32), "scale_b": np.ones((3, 2), np.float32)}
+    with pytest.raises(TypeError, match="scales are float32"):
+        gm.matmul(a, b, **{name: one.astype(np.float64) for name, one in fits.items()})
 
 
 @needs_emulator

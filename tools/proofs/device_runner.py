@@ -81,7 +81,8 @@ class DeviceRunner:
         added = None if bias is None else self._place(bias, inputs)
         packed = raw_launch.arguments(inputs, addresses, work, alpha, beta, added)
         if scales is not None:
-            packed += raw_launch.tail_of(scales, [self._place(one, inputs) for one in scales])
+            places = [self._place(one, inputs) for one in scales]
+            packed += raw_launch.tail_of(scales, places, problem.m)
         self._launch(rung, steps, problem, packed)
         at = next(at for at, part in zip(addresses, parts, strict=True) if part is inputs.out)
         self._download(inputs, at)

@@ -203,7 +203,8 @@ def _launches(
 ) -> Iterator[Launch]:
     for index, problem in enumerate(fixed_problems(rung, plain_of(rung, signature, end))):
         given = replace(problem, out=signature[2])
-        for params in [rung.check_params(given, None)] if end else rung.space(given):
+        one = end and not rung.by_blocks  # whose kernels scale within their loops
+        for params in [rung.check_params(given, None)] if one else rung.space(given):
             frozen = tuple(sorted(params.items()))
             steps = rung.steps(given, params, machine)
             for step in _COMPILED[end](steps) if end else steps:

@@ -44,6 +44,13 @@ def arguments(
     return bytes(packed) + (b"" if bias is None else launch_args.BIAS.pack(bias))
 
 
-def tail_of(scales: Any, addresses: list[int]) -> bytes:
-    """Return the end of the struct of kernels that scale: where scales lie, and their steps."""
+def tail_of(scales: Any, addresses: list[int], rows: int) -> bytes:
+    """Return the end of the struct of kernels that scale: where scales lie, and their steps.
+
+    scales: vectors, or matrices of scales by blocks; rows: of A.
+    """
+    if scales[0].ndim == 2:
+        of_a, of_b = ((s.shape, tuple(step // s.itemsize for step in s.strides)) for s in scales)
+        steps = launch_args.block_steps(of_a, of_b, rows)
+        return launch_args.BLOCK_SCALES.pack(*addresses, *steps)
     return launch_args.SCALES.pack(*addresses, *(int(one.size > 1) for one in scales))

@@ -323,8 +323,9 @@ class CudaRung(Rung):
     prepared operands spare it. `sends`: compiled with PEERS it sends results to several GPUs
     (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
-    (`_cuda/scales.cuh`). `routed`: the launch of a grouped product of few rows that nobody sorted
-    (`_cuda/few_rows.cuh`), or None where there is none.
+    (`_cuda/scales.cuh`); `by_blocks`: scales of A's rows, or 128 of them, by 128 steps of the sum,
+    and of B's 128 columns by those. `routed`: the launch of a grouped product of few rows that
+    nobody sorted (`_cuda/few_rows.cuh`), or None where there is none.
     """
 
     backend: ClassVar[str] = "cuda"
@@ -334,6 +335,7 @@ class CudaRung(Rung):
     sends: bool = False
     adds: bool = False
     scaled: tuple[Signature, ...] = ()
+    by_blocks: bool = False
     presets: Mapping[str, Params] = field(default_factory=dict)
     archs: tuple[str, ...] = architectures.LISTED
     spills: bool = False
@@ -353,6 +355,8 @@ class CudaRung(Rung):
         """Return why the rung does not take `problem` with scales on this machine, or None."""
         if (problem.a, problem.b, problem.out) not in self.scaled:
             return f"it scales no {problem.a} x {problem.b} -> {problem.out}"
+        if self.by_blocks and problem.layout_out != "row":
+            return "it scales by blocks into rows alone"
         return self.refusal(replace(problem, out=self.unscaled(problem)))
 
     def unscaled(self, problem: Problem) -> str:

@@ -41,8 +41,9 @@ def _kernel(a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any = None
 def _fake(a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any = None) -> Any:
     """Return what a result looks like, by shapes and dtypes alone; raises as the product would."""
     shape = scaled.result_shape(a.shape, b.shape)
-    for axis, (name, scale) in enumerate((("scale_a", scale_a), ("scale_b", scale_b))):
-        scaled.check_scale(tuple(scale.shape), str(_name(scale.dtype)), name, shape[axis], axis)
+    for axis, scale in enumerate((scale_a, scale_b)):
+        sizes = shape[axis], a.shape[1]
+        scaled.check_scale(tuple(scale.shape), str(_name(scale.dtype)), sizes, axis)
     of_a, of_b = (str(_name(one.dtype)) for one in (a, b))
     dtype = scaled.result_dtype(of_a, of_b, _name(out_dtype))
     return a.new_empty(shape, dtype=getattr(torch, dtype))

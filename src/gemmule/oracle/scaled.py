@@ -19,6 +19,8 @@ from gemmule.oracle.truth import Truth, reference
 EVERY = 3  # plain trials for one with scales, which change what comes after all sums
 EACH = ((True, True), (False, True), (True, False), (False, False))  # of rows, of columns, by turns
 ROUNDINGS = 3  # of the sum, if it is an integer, and by each scale
+BLOCK = 128  # steps, and columns of B, that share a scale by blocks
+KINDS_A = ("rows and steps", "blocks", "rows", "one")  # of scales of A by blocks, by turns
 _EDGE = 16  # NaN beside the scales, on either side
 
 Run = Callable[..., Any]
@@ -29,7 +31,8 @@ def some(rung: CudaRung, trials: Iterable[Any], out: str) -> Iterator[Any]:
 
     With the parameters that the variant's key covers, and of one product: scales have no batches.
     """
-    usual = [t for t in trials if t.params == rung.check_params(t.problem, None)]
+    whole = rung.by_blocks  # whose key covers all
+    usual = [t for t in trials if whole or t.params == rung.check_params(t.problem, None)]
     usual = [t for t in usual if t.problem.outputs and t.problem.batch == 1]
     for trial in usual[::EVERY]:
         yield replace(trial, problem=replace(trial.problem, out=out))
@@ -47,9 +50,14 @@ def judge_trial(rung: DeviceRung, trial: Any, run: Run) -> Verdict:
     kind = "normal" if plain.out in INTEGERS else trial.kind
     case = replace(made.case, problem=problem, kind=kind)
     inputs = replace(made, case=case, out=out.array, frames=(out, *made.frames[1:]))
-    scales = scales_of(problem.m, problem.n, trial.seed, whole=trial.kind != "normal")
+    whole, exact = trial.kind != "normal", trial.kind == "integers"
+    if isinstance(rung, CudaRung) and rung.by_blocks:
+        scales = block_scales_of(problem, trial.seed, whole=whole)
+        truth = _truth_of_blocks(plain, inputs, scales, exact=exact)
+    else:
+        scales = scales_of(problem.m, problem.n, trial.seed, whole=whole)
+        truth = _truth(plain, inputs, scales, exact=exact)
     found = run(rung, inputs, trial.params, scales=scales)
-    truth = _truth(plain, inputs, scales, exact=trial.kind == "integers")
     return judge(problem, _arithmetic(rung, plain), trial.params, inputs, found, truth)
 
 
@@ -68,6 +76,54 @@ def scales_of(
             scale[...] = rng.uniform(-1.0, 1.0, count) * scale
         found.append(scale)
     return tuple(found)
+
+
+def block_scales_of(problem: Any, seed: int, *, whole: bool) -> tuple[NDArray[np.float32], ...]:
+    """Return scales of A and of B by blocks, in either order in memory, among NaN.
+
+    whole: powers of two that lie close together, so that sums stay exact.
+    """
+    rng = np.random.default_rng(seed)
+    rows, columns, steps = (-(-size // BLOCK) for size in (problem.m, problem.n, problem.k))
+    shapes = {
+        "rows and steps": (problem.m, steps),
+        "blocks": (rows, steps),
+        "rows": (problem.m, 1),
+        "one": (1, 1),
+    }
+    found = []
+    for turn, shape in enumerate(
+        (shapes[KINDS_A[seed % 4]], ((steps, columns), (1, 1))[seed % 3 // 2])
+    ):
+        count = shape[0] * shape[1]
+        memory = np.full(count + 2 * _EDGE, np.nan, np.float32)
+        memory[_EDGE : _EDGE + count] = 2.0 ** rng.integers(-1, 2, count)
+        if not whole:
+            memory[_EDGE : _EDGE + count] *= rng.uniform(-4.0, 4.0, count).astype(np.float32)
+        scale = memory[_EDGE : _EDGE + count]
+        turned = (seed // 2 + turn) % 2
+        found.append(scale.reshape(shape[::-1]).T if turned else scale.reshape(shape))
+    return tuple(found)
+
+
+def spread(scale: NDArray[Any], shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Return scales by blocks as one for each element of a matrix of this shape."""
+    wide = scale.astype(np.float64)
+    for axis, size in enumerate(shape):
+        if wide.shape[axis] not in (1, size):
+            wide = np.repeat(wide, BLOCK, axis).take(range(size), axis)
+    return np.broadcast_to(wide, shape)
+
+
+def _truth_of_blocks(
+    plain: Any, inputs: Inputs, scales: tuple[NDArray[np.float32], ...], *, exact: bool
+) -> Truth:
+    """Return the product of operands that are scaled before; float64 holds these to 2^-53."""
+    a, b = (
+        one.astype(np.float64) * spread(scale, one.shape)
+        for one, scale in zip((inputs.a, inputs.b), scales, strict=True)
+    )
+    return reference(plain, a, b, exact=exact)
 
 
 def _arithmetic(rung: CudaRung, plain: Any) -> Arithmetic:

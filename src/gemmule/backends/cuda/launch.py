@@ -116,7 +116,7 @@ class Launcher:
             self.template += launch_args.BIAS.pack(0)
         if self.scales:
             self.steps = with_scales(self.steps)
-            self.template += launch_args.SCALES.pack(0, 0, 0, 0)
+            self.template += bytes(launch_args.scales_of(rung.by_blocks).size)
         shapes = tensor_maps.declared(self.steps, problem, self.template)
         self.maps = tensor_maps.Maps(shapes) if shapes else None
         self.module = kernels(rung, self.steps, choice.machine.arch)

@@ -36,6 +36,7 @@ QUANT = struct.Struct("<" + "".join(code for _, code in QUANT_FIELDS))
 SCALARS = struct.Struct("<dd")
 _MATRIX = struct.Struct("<4Q")
 SCALES = struct.Struct("<2Q2q")  # behind a GemmArgs whose kernels are compiled with SCALES
+BLOCK_SCALES = struct.Struct("<2Q5q")  # the same, of a rung that takes them `by_blocks`
 BIAS = struct.Struct("<Q")  # behind a QuantArgs whose kernels are compiled with BIAS
 
 
@@ -49,6 +50,22 @@ def addresses_of(q: Any) -> tuple[int, int, int, int]:
 def packed_addresses(q: Any) -> bytes:
     """Return the addresses of a quantised matrix as its struct begins with them."""
     return _MATRIX.pack(*addresses_of(q))
+
+
+def scales_of(by_blocks: bool) -> struct.Struct:
+    """Return what ends the struct of kernels that scale."""
+    return BLOCK_SCALES if by_blocks else SCALES
+
+
+def block_steps(of_a: tuple[Ints, Ints], of_b: tuple[Ints, Ints], rows: int) -> Ints:
+    """Return what kernels are told of scales by blocks: their steps, and 2^ how many rows share.
+
+    of_a: shape and strides, in elements, of scales of rows (or of 128 rows each, or of all) by 128
+    steps each (or all); of_b: of 128 steps by 128 columns each, or of all.
+    """
+    row, along_a = (step if size > 1 else 0 for size, step in zip(*of_a, strict=True))
+    along_b, column = (step if size > 1 else 0 for size, step in zip(*of_b, strict=True))
+    return row, column, along_a, along_b, 0 if of_a[0][0] == rows else 7
 
 
 def place(packed: Any, addresses: Sequence[int]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args
 from gemmule.backends.cuda.launch import Launcher
-from gemmule.backends.cuda.starter import Start
-from gemmule.core.operand import Operand
+from gemmule.backends.cuda.starter import Start, cuda_rung
+from gemmule.core.operand import Form, Ints, Operand
 
 
 class ScaledLauncher(Launcher):
@@ -14,28 +14,45 @@ class ScaledLauncher(Launcher):
 
     scales = True
 
-    def multiply(
-        self, a: Operand, b: Operand, scales: tuple[Operand, Operand], out: Operand
-    ) -> None:
+    def multiply(self, a: Operand, b: Operand, scales: tuple[Operand, ...], out: Operand) -> None:
         """Launch on operands of the prepared forms, on the caller's stream of their device."""
         ordinal = int(out.device[5:])
         stream = device_arrays.current_stream(out, ordinal)
         work, owner = device_arrays.workspace(out, self.workspace)
         of_a, of_b = (one.pointer for one in scales)
-        steps = map(self.step_of, scales)
         with driver.on_device(ordinal):
             start = self.scaled_starter(ordinal)
-            start(stream, a.pointer, b.pointer, out.pointer, work, (of_a, of_b, *steps))
+            start(
+                stream,
+                a.pointer,
+                b.pointer,
+                out.pointer,
+                work,
+                (of_a, of_b, *self.steps_of(scales)),
+            )
         del owner  # its allocator reuses the memory in stream order
 
-    @staticmethod
-    def step_of(scale: Operand) -> int:
-        """Return how far the next row's or column's scale lies; 0 where one serves all."""
-        return scale.form.strides[0] if scale.form.shape[0] > 1 else 0
+    def steps_of(self, scales: tuple[Operand, ...]) -> tuple[int, ...]:
+        """Return how far the next row's or column's scale lies, 0 where one serves all; and more.
+
+        Of scales by blocks see `launch_args.block_steps`.
+        """
+        of_a, of_b = (_as_matrix(one.form, axis) for axis, one in enumerate(scales))
+        steps = launch_args.block_steps(of_a, of_b, self.choice.problem.m)
+        return steps if cuda_rung(self.choice).by_blocks else steps[:2]
 
     def scaled_starter(self, ordinal: int) -> Start:
         """Return what starts the kernels on a device; its last argument ends the struct."""
         found = self._starts.get(ordinal)
         if found is None:
-            found = self._starts[ordinal] = self.starter(ordinal, launch_args.SCALES.format[1:])
+            tail = launch_args.scales_of(cuda_rung(self.choice).by_blocks)
+            found = self._starts[ordinal] = self.starter(ordinal, tail.format[1:])
         return found
+
+
+def _as_matrix(form: Form, axis: int) -> tuple[Ints, Ints]:
+    """Return shape and strides of a scale of A (axis 0) or of B as those of a matrix."""
+    if len(form.shape) == 2:
+        return form.shape, form.strides
+    size, step = (*form.shape, 1)[0], (*form.strides, 0)[0]
+    return ((size, 1), (step, 0)) if axis == 0 else ((1, size), (0, step))

@@ -79,12 +79,12 @@ def workspace(problem: Problem, params: Params, machine: Machine) -> int:
     return sum(_packed_bytes(problem))
 
 
-def steps_by(tiles: dict[str, tuple[int, int]]) -> Callable[..., tuple[Step, ...]]:
-    """Return the `steps` of a rung whose parameter `tile` is one of these."""
+def steps_by(tiles: dict[str, tuple[int, int]], most: int = 6) -> Callable[..., tuple[Step, ...]]:
+    """Return the `steps` of a rung whose parameter `tile` is one of these, of `most` stages."""
 
     def steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
         (height, width), cluster = tiles[params["tile"]], params["cluster"]
-        ring, turned = wgmma_specialized.stages(height, width), _turned(problem, width)
+        ring, turned = wgmma_specialized.stages(height, width, most), _turned(problem, width)
         count = wgmma_specialized.clusters(_seen(problem, width), (height, width), cluster)
         types = [CTYPE[problem.a], CTYPE[problem.b]]
         types = [*(types[::-1] if turned else types), CTYPE[problem.out]]

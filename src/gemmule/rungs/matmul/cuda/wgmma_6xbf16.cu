@@ -6,7 +6,7 @@
 #include "stream.cuh"
 #include "wgmma_tiles.cuh"
 
-constexpr int HEIGHT = 128, THREADS = 288, PLANES = 3, ALL = 256;  // rows of a block; threads of the other kernels
+constexpr int HEIGHT = 128, THREADS = 384, PLANES = 3, ALL = 256;  // rows of a block; threads of the other kernels
 
 // C seen as its transpose, which is B^T A^T, where B is the wide matrix.
 template <bool TURNED>
@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
   auto advance = [&] {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   };
-  if (threadIdx.x >= 256) {
-    if (threadIdx.x == 256) {
+  if (threadIdx.x < 128) {
+    ptx::reg_dealloc<40>();
+    if (threadIdx.x == 0) {
       const unsigned char* from = (const unsigned char*)p.work + ((i64)(blockIdx.x / down) * all + first) * STAGE;
       for (int s = 0; s < steps; ++s, advance()) {
         ptx::mbar_wait(empty + 8 * stage, parity ^ 1);
@@ -89,8 +90,9 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_6xbf16(const GemmArgs given)
     }
     return;
   }
+  ptx::reg_alloc<232>();
   const int lane = threadIdx.x % 32, quad = lane % 4;
-  const i64 row = top + threadIdx.x / 32 * 16 + lane / 4;
+  const i64 row = top + (threadIdx.x / 32 - 4) * 16 + lane / 4;
   const float* a[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) a[half] = (const float*)p.a + min(row + 8 * half, p.m - 1) * p.a_row + 4 * quad;

@@ -12,8 +12,8 @@ The narrow matrix is taken apart by a kernel in front, which lays it out as shar
 Some blocks share a tile's sum, so that the whole chip reads; a kernel behind adds their parts. It
 computes anew what is not finite: an infinity has no parts.
 
-With 128 columns a thread's sums and parts take more than the 168 registers that it has, and some
-lie in memory.
+A warpgroup that only loads gives its registers up: with 128 columns a thread that multiplies takes
+more than 168.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gemmule.rungs._cuda.stream import ALONE
 from gemmule.rungs._cuda.terms import rounds
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
-HEIGHT, THREADS, PLANES, ALL = 128, 288, 3, 256  # as in the kernels
+HEIGHT, THREADS, PLANES, ALL = 128, 384, 3, 256  # as in the kernels
 SHARED_BYTES = 200 * 1024
 MOST_STAGES, PASS_BLOCKS = 8, 8
 MOST_NARROW = 512  # columns, or rows, beside a wide matrix
@@ -153,6 +153,5 @@ RUNG = CudaRung(
     workspace=_workspace,
     steps=_steps,
     archs=("sm_90a",),
-    spills=True,
     **modelled("matmul/wgmma_6xbf16", _terms, _choices),
 )

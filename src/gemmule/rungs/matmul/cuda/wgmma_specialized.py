@@ -28,10 +28,10 @@ BARRIERS_BYTES = 1024
 TILES = {"128x256": (128, 256), "128x192": (128, 192), "128x128": (128, 128)}
 
 
-def stages(height: int, width: int) -> int:
-    """Return how many stages a block has room for."""
+def stages(height: int, width: int, most: int = 6) -> int:
+    """Return how many stages a block has room for, `most` of them at most."""
     room = SHARED_BYTES - OUT_BYTES - BARRIERS_BYTES
-    return min(room // ((height + width) * half_tiles.DEPTH * 2), 6)
+    return min(room // ((height + width) * half_tiles.DEPTH * 2), most)
 
 
 def clusters(problem: Problem, size: tuple[int, int], cluster: int) -> int:
