@@ -6,7 +6,7 @@ Rungs as in ``matmul/cublas``, or the beginnings of their names; by default all.
 choices lose against the quickest way measured, on products that the model was not fitted to (each
 quarter in turn), by the shipped coefficients and by the fitted ones, and the worst products. With
 ``--write`` the shipped file gets the coefficients fitted to all of them, and the errors found.
-Needs no GPU: the sample is ``evidence/<device>/measured_ways.jsonl.xz``.
+Needs no GPU: the sample is ``evidence/<device>/measured_*.jsonl.xz`` of all the model's devices.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from gemmule.tuning.fit import Timed
 
 ROOT = Path(__file__).parents[1]
 WORST = 10
+# Bytes a second that reads reach on the devices measured, as the terms count with it.
+READ = {"nvidia-h100-80gb-hbm3": 3.19e12, "nvidia-h200": 4.70e12}
 # Their kernels have changed since the sample was taken.
 CHANGED = ("grouped/streamed_codes", "grouped/wgmma_codes")
 
 
-def sample(path: Path) -> list[Timed]:
-    """Return what was measured: every way of every product, by the median of its times."""
+def sample(path: Path, on: Machine | None = None) -> list[Timed]:
+    """Return what a file tells: every way of every product, by the median of its times."""
     rungs = {f"{rung.folder}/{rung.name}": rung for rung in all_rungs("cuda")}
     rungs = {name: rung for name, rung in rungs.items() if name not in CHANGED}
     found = []
@@ -46,7 +48,18 @@ def sample(path: Path) -> list[Timed]:
             for way in row["ways"]:
                 if way["rung"] in rungs and way["seconds"]:
                     seconds = statistics.median(way["seconds"])
-                    found.append(Timed(problem, rungs[way["rung"]], way["params"], seconds))
+                    found.append(Timed(problem, rungs[way["rung"]], way["params"], seconds, on))
+    return found
+
+
+def samples(model: DeviceModel, names: Sequence[str]) -> dict[str, list[Timed]]:
+    """Return what was measured of the devices that a model is for, by their folders."""
+    found: dict[str, list[Timed]] = {}
+    for path in sorted(ROOT.glob("evidence/*/measured_*.jsonl.xz")):
+        folder = path.parent.name
+        if folder.startswith(tuple(map(slug, names))):
+            on = replace(machine_of(model), read_bytes_per_s=READ[folder])
+            found.setdefault(folder, []).extend(sample(path, on))
     return found
 
 
@@ -134,13 +147,18 @@ def main() -> None:
     parser.add_argument("rungs", nargs="*")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    for model, _ in models.shipped():
-        path = ROOT / "evidence" / slug(model.device) / "measured_ways.jsonl.xz"
-        machine, rows = machine_of(model), sample(path)
+    for model, names in models.shipped():
+        machine, by_device = machine_of(model), samples(model, names)
+        rows = [row for some in by_device.values() for row in some]
         before, after = priced(machine, rows, given.rungs)
-        print(f"{model.device}: {fit.problems_of(rows)} products, {len(rows)} ways")
-        print("shipped, which some of these were fitted to:", *told(before), sep="\n")
-        print("fitted to the others:", *told(after), sep="\n")
+        for folder, some in by_device.items():
+            print(f"{folder}: {fit.problems_of(some)} products, {len(some)} ways")
+            for words, prices in (
+                ("shipped, which some of these were fitted to:", before),
+                ("fitted to the others:", after),
+            ):
+                known = dict(prices)
+                print(words, *told([(row, known[row]) for row in some]), sep="\n")
         if given.write:
             known = dict(after)
             errors = fit.errors(known, known.__getitem__)

@@ -48,6 +48,24 @@ def test_rungs_that_share_coefficients_are_fitted_together(every_row: list[fit.T
     assert one.numbers == whole.numbers != MODEL.numbers
 
 
+def test_a_row_is_modelled_on_the_device_where_it_was_measured() -> None:
+    _, names = models.shipped()[0]
+    found = refit.samples(MODEL, names)
+    assert set(found) == set(refit.READ) == {"nvidia-h100-80gb-hbm3", "nvidia-h200"}
+    for folder, rows in found.items():
+        assert {row.on.read_bytes_per_s for row in rows if row.on} == {refit.READ[folder]}
+    large = max(found["nvidia-h200"], key=lambda row: row.problem.compulsory_bytes)
+    there, here = (fit.modelled(MACHINE, MODEL, row) for row in (large, replace(large, on=None)))
+    assert 0 < there < here  # its memory is quicker
+    rows = [row for row in found["nvidia-h200"] if row.rung.counts_with == large.rung.counts_with]
+    owner = large.rung.counts_with
+    fitted, elsewhere = (
+        refit.refitted(MACHINE, some, []).numbers[owner]
+        for some in (rows, [replace(row, on=None) for row in rows])
+    )
+    assert fitted != elsewhere
+
+
 def test_products_that_a_model_was_not_fitted_to_lose_little_by_it(rows: list[fit.Timed]) -> None:
     shipped, fresh = refit.priced(MACHINE, rows, ["matvec/"])
     for some in (shipped, fresh):

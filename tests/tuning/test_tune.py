@@ -20,6 +20,7 @@ from gemmule.core import registry
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Constraint, Machine, Suggestion
 from gemmule.errors import DeviceError
+from gemmule.oracle.problems import make_problem
 from gemmule.timing.clock import Entry
 from gemmule.timing.sampler import Ratio
 from gemmule.tuning import isolated, space, tuner
@@ -285,6 +286,21 @@ def test_the_most_promising_come_first_and_rungs_take_turns(plant: Plant) -> Non
     assert sum(one.rung is a for one in found) == space.MOST_OF_ONE_RUNG
     assert [one.candidate.rung for one in skipped] == [hopeless] * 3
     assert "more than 4 times" in skipped[0].text
+
+
+def test_where_rungs_tell_of_all_parameters_the_quickest_expected_come_first() -> None:
+    machine = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.7e12, 60 << 20, 227 << 10)
+    problem = make_problem("matmul", 700, 300, 5000, ("float16",) * 3)
+    cublas = registry.rung_in("matmul", "cuda", "cublas")
+    found, _ = space.candidates(problem, machine, Candidate(cublas, {"rank": 0}, 1e-5))
+    told = [one for one in found if one.rung.seconds is not None]
+    assert found[: len(told)] == told
+    assert len({one.rung.name for one in told}) > 2
+    for one in told:
+        assert one.rung.seconds is not None
+        assert one.expected_s == one.rung.seconds(problem, one.params, machine)
+    times = [one.expected_s or 0.0 for one in told]
+    assert times == sorted(times)
 
 
 def test_only_declared_allowed_and_proved_configurations_are_tried(

@@ -42,12 +42,16 @@ PULL_OF_RATES = 0.1  # they were measured one by one: stronger
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """One measurement: how long a product takes by a rung with its parameters."""
+    """One measurement: how long a product takes by a rung with its parameters.
+
+    on: the device, where that is another than what a model is fitted for.
+    """
 
     problem: Problem
     rung: Rung
     params: Params
     seconds: float
+    on: Machine | None = None
 
     @property
     def name(self) -> str:
@@ -118,7 +122,7 @@ def modelled(machine: Machine, model: DeviceModel, row: Timed) -> float:
     """Return how long the model says that a measured product takes."""
     if row.rung.seconds is None:
         return math.nan
-    return row.rung.seconds(row.problem, row.params, replace(machine, model=model))
+    return row.rung.seconds(row.problem, row.params, replace(row.on or machine, model=model))
 
 
 def fitted(
@@ -141,7 +145,9 @@ def fitted(
 
 
 def _fitted_one(machine: Machine, own: Numbers, rows: Sequence[Timed]) -> Numbers:
-    terms = [row.rung.terms(row.problem, row.params, machine) for row in rows if row.rung.terms]
+    terms = [
+        row.rung.terms(row.problem, row.params, row.on or machine) for row in rows if row.rung.terms
+    ]
     names = sorted({name for one in terms for place in one for name in place})
     amounts = np.zeros((max(map(len, terms)), len(terms), len(names)))
     columns = {name: column for column, name in enumerate(names)}
