@@ -141,6 +141,12 @@ def with_scales(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(replace(step, defines=(*step.defines, "SCALES")) for step in steps)
 
 
+def with_epilogue(steps: tuple[Step, ...], function: str) -> tuple[Step, ...]:
+    """Return the steps of a rung that finishes, compiled for one of `FUNCTIONS` of epilogues."""
+    more = f"EPILOGUE={function}"
+    return tuple(replace(step, defines=(*step.defines, more)) for step in steps)
+
+
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """What a rung's heuristic proposes for a problem: parameters and the expected time."""
@@ -323,7 +329,7 @@ class CudaRung(Rung):
     prepared operands spare it. `sends`: compiled with PEERS it sends results to several GPUs
     (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
-    (`_cuda/scales.cuh`). `routed`: the launch of a grouped product of few rows that nobody sorted
+    (`_cuda/scales.cuh`); `finished`: those compiled with EPILOGUE (`_cuda/epilogue.cuh`). `routed`: the launch of a grouped product of few rows that nobody sorted
     (`_cuda/few_rows.cuh`), or None where there is none.
     """
 
@@ -334,6 +340,7 @@ class CudaRung(Rung):
     sends: bool = False
     adds: bool = False
     scaled: tuple[Signature, ...] = ()
+    finished: tuple[Signature, ...] = ()
     presets: Mapping[str, Params] = field(default_factory=dict)
     archs: tuple[str, ...] = architectures.LISTED
     spills: bool = False
@@ -354,6 +361,12 @@ class CudaRung(Rung):
         if (problem.a, problem.b, problem.out) not in self.scaled:
             return f"it scales no {problem.a} x {problem.b} -> {problem.out}"
         return self.refusal(replace(problem, out=self.unscaled(problem)))
+
+    def refusal_finished(self, problem: Problem) -> str | None:
+        """Return why the rung does not take `problem` with an epilogue on this machine, or None."""
+        if (problem.a, problem.b, problem.out) not in self.finished:
+            return f"it finishes no {problem.a} x {problem.b} -> {problem.out}"
+        return self.refusal(problem)
 
     def unscaled(self, problem: Problem) -> str:
         """Return the dtype of the result of which `problem` is scaled: that of a plain product."""

@@ -7,12 +7,15 @@ from gemmule.backends.cuda import driver, launch_args
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.backends.cuda.starter import Start
 from gemmule.core.operand import Operand
+from gemmule.core.rung import Step, with_scales
 
 
 class ScaledLauncher(Launcher):
     """A prepared product whose kernels apply scales to its sums."""
 
-    scales = True
+    def compiled(self, steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], bytes]:
+        """Return the steps as they are compiled, and with what their struct ends."""
+        return with_scales(steps), launch_args.SCALES.pack(0, 0, 0, 0)
 
     def multiply(
         self, a: Operand, b: Operand, scales: tuple[Operand, Operand], out: Operand
