@@ -26,6 +26,7 @@ from gemmule.backends.cpu import epilogue as on_host
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.epilogue import Pass, Place, steps_of, sums_dtype
 from gemmule.backends.cuda.finished import FinishedLauncher
+from gemmule.backends.cuda.library.finished import FinishedLibrary, knows, library_run
 from gemmule.backends.explained import explained
 from gemmule.choose import finished_choice
 from gemmule.core import epilogue as rules
@@ -149,13 +150,15 @@ class Way:
     """
 
     plan: Plan
-    kernel: FinishedLauncher | None = None
+    kernel: FinishedLauncher | FinishedLibrary | None = None
 
     def run(self, given: Given) -> None:
         """Compute into the result's place."""
         if self.kernel is not None:
-            self.kernel.multiply(given.a, given.b, given.out, given.scalars, given.places())
-            return
+            places = given.places()
+            if self.kernel.takes(places):
+                self.kernel.multiply(given.a, given.b, given.out, given.scalars, places)
+                return
         sums = given.out
         if sums_dtype(sums.form.dtype) != sums.form.dtype:
             like = deciding(given.a, given.b)
@@ -166,8 +169,10 @@ class Way:
 
     def words(self, what: Shape, out: str) -> str:
         """Return where the epilogue is computed, for people."""
-        if self.kernel is not None:
+        if isinstance(self.kernel, FinishedLauncher):
             return f"{what.describe()}, by the kernel that multiplies"
+        if self.kernel is not None:
+            return f"{what.describe()}, by the library, or a pass where C or bias has gaps"
         wide = sums_dtype(out)
         where = "where the result will lie" if wide == out else f"in {wide}"
         return f"{what.describe()}, by a pass over the sums {where}"
@@ -229,7 +234,8 @@ class EpiloguePlan:
 
     def explain(self) -> str:
         """Return what runs, why, what it should cost, and where the epilogue is computed."""
-        run = self.way.kernel or self.way.plan.run
+        kernel = self.way.kernel
+        run = kernel if isinstance(kernel, FinishedLauncher) else self.way.plan.run
         lines = explained("matmul", self.choice, run)
         return "\n".join([*lines, f"epilogue   {self.way.words(self.what, self.problem.out)}"])
 
@@ -291,7 +297,11 @@ def resolved(a: Form, b: Form, out: Form | None, device: str, asked: tuple[Shape
     if call.problem.op != "matmul" or call.problem.batch_invariant:
         return Way(apart)
     options = replace(options, out_dtype=dtype)
-    choice = _fused(call, apart, resolve("matmul", a, b, out, device, options), asked)
+    whole = resolve("matmul", a, b, out, device, options)
+    library = library_run(whole.run)
+    if library is not None and knows(what, whole.choice):
+        return Way(apart, FinishedLibrary(whole.choice, library, what))
+    choice = _fused(call, apart, whole, asked)
     return Way(apart) if choice is None else Way(apart, FinishedLauncher(choice, what.activation))
 
 

@@ -26,6 +26,10 @@ class FinishedLauncher(Launcher):
         nothing = launch_args.EPILOGUE.pack(*launch_args.epilogue({}, 0.0))
         return with_epilogue(steps, FUNCTIONS[self.activation]), nothing
 
+    def takes(self, operands: Mapping[str, Place]) -> bool:
+        """Whether it takes operands as they lie: any."""
+        return True
+
     def multiply(
         self,
         a: Operand,
