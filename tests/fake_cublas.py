@@ -91,6 +91,7 @@ class FakeCublas:
         self.asked: list[dict[int, int]] = []
         self.handles: list[int] = []
         self.things: dict[int, Any] = {}
+        self.products: list[Product] = []
         self._next = 0x1000
         prototypes: dict[str, tuple[Any, ...]] = {
             "cublasLtCreate": (P,),
@@ -209,6 +210,7 @@ class FakeCublas:
          result, of_result, algorithm, work, size, stream) = values  # fmt: skip
         assert opened in self.handles
         told = self.things[product]
+        self.products.append(told)
         left, right, before, out = self._checked(product, (of_first, of_second, of_old, of_result))
         rank = ctypes.c_uint64.from_address(algorithm).value - FIRST
         assert 0 <= rank < self.known

@@ -405,9 +405,9 @@ def plan(
     """Choose once how to compute ``op`` on operands like `a` and `b`; call the plan many times.
 
     op : ``"matvec"`` (A, x), ``"vecmat"`` (x, A), ``"matmul"`` (A, B, and an epilogue) or
-    ``"grouped_matmul"`` (A, W, offsets). The plan is frozen; it takes operands of the same shapes, dtypes and layouts,
-    and explains itself. With ``device="cuda"`` and host operands it is a plan of what goes to the
-    GPU when, and of how many bytes that are.
+    ``"grouped_matmul"`` (A, W, offsets). The plan is frozen; it takes operands of the same shapes,
+    dtypes and layouts, and explains itself. With ``device="cuda"`` and host operands it is a plan
+    of what goes to the GPU when, and of how many bytes that are.
 
     >>> import numpy as np, gemmule as gm
     >>> A, x = np.eye(3), np.arange(3.0)

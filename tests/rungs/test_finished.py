@@ -1,4 +1,4 @@
-"""Products with an epilogue: by a pass on the host and on a device, and by kernels that multiply."""
+"""Products with an epilogue: by a pass on the host and on a device, and by the kernels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import gemmule as gm
 from cuda_emulation import Emulator
 from cuemu.toolchain import missing_tools
 from emulated_driver import emulated
+from fake_cublas import FakeCublas, installed
 from gemmule.core.epilogue import ACTIVATIONS
 from gemmule.core.problem import FLOATS, numpy_dtype
 from gemmule.core.registry import cuda_rungs
@@ -147,6 +148,44 @@ def test_by_a_named_kernel_on_a_device(rung: str, how: str | None) -> None:
     assert (abs(got.astype(np.float64) - values) <= 2.0**-8 * abs(values) + 2.0**-15).all()
 
 
+@needs_emulator
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("how", [None, "relu", "gelu_tanh"])
+def test_by_a_library_on_a_device(how: str | None, turned: bool) -> None:
+    """What it is told of, by `fake_cublas`; where C or a bias has gaps it is given no epilogue."""
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((24, 40), (40, 32)))
+    c, bias = (
+        rng.standard_normal((24, 32)).astype(np.float16),
+        rng.standard_normal(32).astype(np.float16),
+    )
+    library, order = FakeCublas(workspace=64), "F" if turned else "C"
+    per_row = rng.standard_normal((24, 1)).astype(np.float16)
+    whole = [one.astype(np.float64) for one in (a, b, c, bias, per_row)]
+    with emulated(), installed(library):
+        there = [gm.asarray(one, device="cuda:0") for one in (a, b)]
+        for name, own in {"bias": per_row if turned else bias, "both": bias, "C": None}.items():
+            for old in (np.array(c, order=order), np.repeat(c, 2, axis=1)[:, ::2]):
+                given = {} if own is None else {"bias": gm.asarray(own, device="cuda:0")}
+                values = whole[0] @ whole[1] + (0 if own is None else own.astype(np.float64))
+                if name != "bias":
+                    wide = gm.asarray(np.ascontiguousarray(old), device="cuda:0")
+                    given["C"] = wide if order == "C" else gm.asarray(old, device="cuda:0")
+                    given["beta"], values = -0.5, values - 0.5 * whole[2]
+                values = values if how is None else PLAIN[how](values)
+                epilogue = gm.Epilogue(activation=how, **given)
+                out = gm.asarray(np.zeros_like(c, order=order), device="cuda:0")
+                gm.matmul(*there, epilogue=epilogue, rung="cublas", out=out)
+                got = out.to_host().astype(np.float64)
+                assert (abs(got - values) <= 2.0**-10 * abs(values) + 1e-6).all(), name
+                del epilogue, given, out
+        del there, wide
+    assert not library.faults
+    told = {one.epilogue for one in library.products}
+    assert {None: 1, "relu": 2, "gelu_tanh": 32}[how] in told or how is None
+    assert any(number & 4 for number in told)
+
+
 erf = np.vectorize(__import__("math").erf)
 PLAIN = {
     "relu": lambda v: np.maximum(v, 0),
@@ -253,7 +292,7 @@ def test_what_has_no_epilogue_says_so() -> None:
         gm.Epilogue(activation="tanh")
     with pytest.raises(ValueError, match="beta is 2, but there is no C"):
         gm.Epilogue(beta=2)
-    with pytest.raises(TypeError, match="give a gemmule.Epilogue"):
+    with pytest.raises(TypeError, match="give a gemmule\\.Epilogue"):
         gm.matmul(SQUARE, SQUARE, epilogue="gelu")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"results of float64.*this one is int64"):
         gm.matmul(np.ones((3, 3), int), np.ones((3, 3), int), epilogue=bias)

@@ -57,7 +57,7 @@ class Backend(Protocol):
     def proved(self, rung: Rung, problem: Problem, machine: Machine, end: str = "", /) -> bool:
         """Tell whether the rung may be chosen automatically for these dtypes on this machine.
 
-        end: of the name of its variant that does more than the product (`gemmule.storage.evidence`).
+        end: of the name of its variant that does more than the product.
         """
         ...
 

@@ -329,8 +329,9 @@ class CudaRung(Rung):
     prepared operands spare it. `sends`: compiled with PEERS it sends results to several GPUs
     (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
-    (`_cuda/scales.cuh`); `finished`: those compiled with EPILOGUE (`_cuda/epilogue.cuh`). `routed`: the launch of a grouped product of few rows that nobody sorted
-    (`_cuda/few_rows.cuh`), or None where there is none.
+    (`_cuda/scales.cuh`); `finished`: those with EPILOGUE (`_cuda/epilogue.cuh`). `routed`: the
+    launch of a grouped product of few rows that nobody sorted (`_cuda/few_rows.cuh`), or None where
+    there is none.
     """
 
     backend: ClassVar[str] = "cuda"

@@ -1,12 +1,12 @@
-"""Judging products with an epilogue: the operands of a trial, the truth, and how far off it may be.
+"""Judging products with an epilogue: a trial's operands, the truth, and how far off it may be.
 
 The bound of the sums goes on through what follows. Sums and terms are added in the sums' dtype, of
 unit roundoff u, each through at most four roundings. An activation f with ``|f'| <= s`` makes of an
-error e at most ``s e``, and adds its own: exp and the polynomials in its exponent are right within a
-few u times one and the exponent, which is ``v^2 / 2`` for gelu, ``1.6 |v| (1 + 0.0447 v^2)`` for its
-tanh form and ``|v|`` for silu. Where results are halves, gelu's kernels take a shorter polynomial,
-within 2^-18 in the place of u (``rungs/_cuda/epilogue.cuh``). A gate multiplies the error, the
-residual adds none; each rounds once, and so does the result.
+error e at most ``s e``, and adds its own: exp and the polynomials in its exponent are right within
+a few u times one and the exponent, which is ``v^2 / 2`` for gelu, ``1.6 |v| (1 + 0.0447 v^2)`` for
+its tanh form and ``|v|`` for silu. Where results are halves, gelu's kernels take a shorter
+polynomial, within 2^-18 in the place of u (``rungs/_cuda/epilogue.cuh``). A gate multiplies the
+error, the residual adds none; each rounds once, and so does the result.
 """
 
 from __future__ import annotations

@@ -144,10 +144,10 @@ def is_proved(
 ) -> bool:
     """Tell whether a real GPU proved the variant of the rung that computes `problem`.
 
-    bias: and the one that adds a bias to it, on this architecture; end: of the name
-    of one that scales or has an epilogue, alone. A record of one architecture stands for the algorithm on all that the rung runs on; where
-    a device's own has none, `gemmule.tuning.first_use` checks the plain product there. A library's
-    rung is for all of them.
+    bias: and the one that adds a bias to it, on this architecture; end: of the name of one that
+    scales or has an epilogue, alone. A record of one architecture stands for the algorithm on all
+    that the rung runs on; where a device's own has none, `gemmule.tuning.first_use` checks the
+    plain product there. A library's rung is for all of them.
     """
     name = (rung.folder, rung.name, variant_of(problem) + end)
     if isinstance(rung, CudaRung | LibraryRung) and not rung.runs_on(arch):

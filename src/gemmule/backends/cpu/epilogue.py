@@ -62,7 +62,7 @@ def finished(
     alpha, beta = (sums.dtype.type(one) for one in scalars)
     parts = {name: one.astype(sums.dtype, copy=False) for name, one in operands.items()}
     with np.errstate(all="ignore"):  # as products, which are silent on a device too
-        value = sums * alpha
+        value: Array = sums * alpha
         if "C" in parts:
             value += beta * parts["C"]
         if "bias" in parts:
@@ -77,7 +77,8 @@ def finished(
 
 
 def _relu(v: Array) -> Array:
-    return np.where(v < 0, v.dtype.type(0), v)
+    result: Array = np.where(v < 0, v.dtype.type(0), v)
+    return result
 
 
 def _silu(v: Array) -> Array:
@@ -95,7 +96,8 @@ def _gelu_tanh(v: Array) -> Array:
 def _gelu(v: Array) -> Array:
     size = np.minimum(np.abs(v), v.dtype.type(40))  # whose tail no dtype holds
     tail = size * (v.dtype.type(0.5) * _erfc(size * v.dtype.type(0.7071067811865476)))
-    return np.where(v < 0, -tail, v - tail)
+    result: Array = np.where(v < 0, -tail, v - tail)
+    return result
 
 
 def _erfc(x: Array) -> Array:

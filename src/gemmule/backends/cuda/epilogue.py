@@ -78,13 +78,16 @@ class Pass:
         lead, walked = merged(sizes[:-2], [one[:-2] for one in steps])
         items = [ITEMSIZE[sums_dtype(self.dtype)], *[ITEMSIZE[self.dtype]] * (len(every) - 1)]
         batch = lead[-1] if lead else 1
-        inner = [(one[-1] if one else 0, *own[-2:]) for one, own in zip(walked, steps, strict=True)]
+        inner = [
+            (one[-1] if one else 0, own[-2], own[-1])
+            for one, own in zip(walked, steps, strict=True)
+        ]
         for index in itertools.product(*map(range, lead[:-1])):
             addresses = [
                 one.address + item * sum(i * step for i, step in zip(index, way, strict=False))
                 for one, item, way in zip(every, items, walked, strict=True)
             ]
-            self._start((*sizes[-2:], batch), addresses, inner, scalars, [*named], stream)
+            self._start((sizes[-2], sizes[-1], batch), addresses, inner, scalars, [*named], stream)
 
     def _start(
         self,

@@ -1,4 +1,4 @@
-"""Launching a product whose kernels apply an epilogue: its struct ends with scalars and operands."""
+"""Launching a product whose kernels apply an epilogue: its struct ends with its operands."""
 
 from __future__ import annotations
 

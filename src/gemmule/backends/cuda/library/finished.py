@@ -24,11 +24,14 @@ MOST = 256  # products prepared, each for where a bias lies
 
 
 def knows(what: Shape, choice: Choice) -> bool:
-    """Whether the library computes an epilogue itself, rounding no sum before."""
+    """Whether the library computes an epilogue itself, as exactly as a pass would.
+
+    It may multiply operands or partial sums by an alpha, so of others than 1 it is told nothing.
+    """
     problem = choice.problem
     if what.activation not in FUNCTIONS or {"gate", "residual"} & {*what.names}:
         return False
-    if problem.a not in (*HALVES, "float32") or (what.scaled and problem.out == "float32"):
+    if what.scaled or problem.a not in (*HALVES, "float32"):
         return False
     return "bias" not in what.names or what.by_row == (problem.layout_out == "col")
 
