@@ -235,7 +235,7 @@ class EpiloguePlan:
     def explain(self) -> str:
         """Return what runs, why, what it should cost, and where the epilogue is computed."""
         kernel = self.way.kernel
-        run = kernel if isinstance(kernel, FinishedLauncher) else self.way.plan.run
+        run = kernel if isinstance(kernel, FinishedLauncher) else self.way.plan.launcher
         lines = explained("matmul", self.choice, run)
         return "\n".join([*lines, f"epilogue   {self.way.words(self.what, self.problem.out)}"])
 
@@ -298,7 +298,7 @@ def resolved(a: Form, b: Form, out: Form | None, device: str, asked: tuple[Shape
         return Way(apart)
     options = replace(options, out_dtype=dtype)
     whole = resolve("matmul", a, b, out, device, options)
-    library = library_run(whole.run)
+    library = library_run(whole.launcher)
     if library is not None and knows(what, whole.choice):
         return Way(apart, FinishedLibrary(whole.choice, library, what))
     choice = _fused(call, apart, whole, asked)

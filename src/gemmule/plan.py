@@ -103,7 +103,7 @@ class Plan:
         return dict(self.choice.params)
 
     @property
-    def run(self) -> Run:
+    def launcher(self) -> Run:
         """What launches it, on operands of the canonical order."""
         return self._run
 

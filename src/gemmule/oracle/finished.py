@@ -128,7 +128,11 @@ def judge_finished(
     values = np.asarray(truth.values, np.float64)
     off = np.zeros_like(values) if exact else tolerance(sums, arithmetic, params, truth)
     operands = {name: one.astype(np.float64) for name, one in given.operands.items()}
-    terms = [given.alpha * values, given.beta * operands.get("C", 0.0), operands.get("bias", 0.0)]
+    terms: list[Any] = [
+        given.alpha * values,
+        given.beta * operands.get("C", 0.0),
+        operands.get("bias", 0.0),
+    ]
     size = abs(given.alpha) * (np.abs(values) + off) + np.abs(terms[1]) + np.abs(terms[2])
     values, off = terms[0] + terms[1] + terms[2], abs(given.alpha) * off
     if not exact:
