@@ -14,8 +14,9 @@ import numpy as np
 from cuemu.build import compile_cu, tensor_record
 from fences import fenced
 from gemmule.backends.cuda import launch_args, tensor_maps
+from gemmule.core.epilogue import FUNCTIONS
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Rung, Signature, with_bias, with_scales
+from gemmule.core.rung import Rung, Signature, with_bias, with_epilogue, with_scales
 from gemmule.oracle import biased
 from gemmule.oracle.inputs import Inputs
 from proofs import device as verify_device
@@ -48,6 +49,7 @@ class Emulator:
         beta: float = 0.0,
         bias: np.ndarray[Any, Any] | None = None,
         scales: tuple[np.ndarray[Any, Any], ...] | None = None,
+        epilogue: Any = None,
     ) -> np.ndarray[Any, Any]:
         problem = inputs.case.problem
         if inputs.out.size == 0:
@@ -55,6 +57,9 @@ class Emulator:
         steps = rung.steps(problem, params, self.machine)
         steps = steps if bias is None else with_bias(steps)
         steps = steps if scales is None else with_scales(steps)
+        if epilogue is not None:
+            steps = with_epilogue(steps, FUNCTIONS[epilogue.activation])
+            alpha, beta = epilogue.alpha, epilogue.beta
         room = np.full(rung.workspace(problem, params, self.machine) + 256, 0xFF, np.uint8)
         work = fenced(room[-room.ctypes.data % 256 :][: room.size - 256], True, 256)
         base = int(work.__array_interface__["data"][0])
@@ -68,11 +73,18 @@ class Emulator:
         packed = raw_launch.arguments(inputs, addresses, base, alpha, beta, added)
         if tail is not None:
             packed += raw_launch.tail_of(scales, tail, problem.m)
+        if epilogue is not None:
+            beside = [one.ctypes.data for one in epilogue.operands.values()]
+            packed += raw_launch.epilogue_of(epilogue, beside)
         shapes = tensor_maps.declared(steps, problem, packed)
         where = launch_args.operands(packed, coded=problem.quant is not None) if shapes else ()
         maps = [encoded(where[shape.word] + shape.offset, shape) for shape in shapes]
         kernels = [step.kernel for step in steps]
-        if scales is not None:
+        if epilogue is not None:
+            module = _module(
+                rung.source_path, tuple(dict.fromkeys(kernels)), steps[0].defines, False
+            )
+        elif scales is not None:
             module = _module(rung.source_path, tuple(dict.fromkeys(kernels)), ("SCALES",), False)
         elif bias is None:
             module = emulated(rung, kernels, problem, bank_conflicts=self.bank_conflicts)

@@ -21,6 +21,7 @@ from cuda_emulation import encoded, sampled_kernels
 from cuemu.build import Module, compile_cu
 from fake_cublas import installed
 from fake_driver import FakeDriver, _Names
+from gemmule import finished
 from gemmule.backends.cuda import driver, nvrtc, starter, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.convert import CTYPE
@@ -30,7 +31,8 @@ from gemmule.quant.cuda import fragment_order, on_device
 
 REMEMBERED = (
     driver.bindings, driver.device_info, driver.version, driver._primary_context,
-    driver._primary_handle, driver.load, cuda_launch._machine, resolve,
+    driver._primary_handle, driver.load, cuda_launch._machine, resolve, finished.resolved,
+    finished.pass_on,
 )  # fmt: skip
 
 _PAIRS = [

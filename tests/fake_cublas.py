@@ -31,6 +31,12 @@ C_TYPES = {
 }
 SCALES = {68: (0, 4), 77: (0, 4), 70: (1, 5)}  # the types of scalars that go with each type of sums
 FIRST = 77  # what the opaque algorithm of rank 0 holds
+FUNCTIONS: dict[int, Any] = {  # of epilogues but for their bias
+    0: None,
+    1: None,
+    2: lambda v: np.maximum(v, 0),
+    32: lambda v: v * (1 + np.tanh((2 / np.pi) ** 0.5 * (v + 0.044715 * v**3))) / 2,
+}
 SUCCESS, INVALID, UNSUPPORTED = 0, 7, 15
 
 
@@ -65,6 +71,8 @@ class Product:
     compute: int
     scale: int
     turned: dict[int, int] = field(default_factory=lambda: {3: 0, 4: 0})
+    epilogue: int = 1
+    bias: int = 0
 
 
 class FakeCublas:
@@ -83,6 +91,7 @@ class FakeCublas:
         self.asked: list[dict[int, int]] = []
         self.handles: list[int] = []
         self.things: dict[int, Any] = {}
+        self.products: list[Product] = []
         self._next = 0x1000
         prototypes: dict[str, tuple[Any, ...]] = {
             "cublasLtCreate": (P,),
@@ -133,6 +142,12 @@ class FakeCublas:
         return SUCCESS if scale in SCALES[compute] else INVALID
 
     def _MatmulDescSetAttribute(self, product: int, which: int, value: int, size: int) -> int:
+        if (which, size) == (8, 8):
+            self.things[product].bias = ctypes.c_uint64.from_address(value).value
+            return SUCCESS
+        if (which, size) == (7, 4):
+            self.things[product].epilogue = ctypes.c_int32.from_address(value).value
+            return SUCCESS
         self.things[product].turned[which] = ctypes.c_int32.from_address(value).value
         return SUCCESS if size == 4 and which in (3, 4) else INVALID
 
@@ -195,13 +210,14 @@ class FakeCublas:
          result, of_result, algorithm, work, size, stream) = values  # fmt: skip
         assert opened in self.handles
         told = self.things[product]
-        left, right, _, out = self._checked(product, (of_first, of_second, of_old, of_result))
+        self.products.append(told)
+        left, right, before, out = self._checked(product, (of_first, of_second, of_old, of_result))
         rank = ctypes.c_uint64.from_address(algorithm).value - FIRST
         assert 0 <= rank < self.known
         self.used.append(rank)
         assert size == self.workspace
         assert (work != 0) == (size != 0)
-        assert (old, of_old) == (result, of_result)
+        assert told.epilogue != 1 or told.bias or old != result or before == out
         assert (told.scale in (4, 5)) == left.dtype.startswith("complex")
         scalar = numpy_dtype(C_TYPES[told.scale])
         scale, keep = (_number(at, scalar) for at in (scale_at, keep_at))
@@ -213,7 +229,12 @@ class FakeCublas:
         with np.errstate(all="ignore"):
             value = scale * (a @ b)
             if keep != 0:
-                value = value + keep * target.astype(wide)
+                value = value + keep * before.view(old).astype(wide)
+            if told.epilogue & 4:  # along the library's columns
+                lines = Layout(out.dtype, out.rows, 1, out.rows)
+                value = value + lines.view(told.bias).astype(wide)
+            function = FUNCTIONS[told.epilogue & ~4]
+            value = value if function is None else function(value)
             target[...] = value.astype(target.dtype)
         self.calls.append((stream, work))
 

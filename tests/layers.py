@@ -14,7 +14,7 @@ LAYERS = (
     ("dispatch", "tuning"),
     ("plan",),
     ("outofcore", "sharded", "grouped", "scaled"),
-    ("general", "typing", "routed"),
+    ("general", "typing", "routed", "finished"),
     ("frameworks",),
     ("lookup", "options"),
     ("api",),

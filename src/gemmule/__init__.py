@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemmule.api import asarray, gemm, gemv, grouped_matmul, matmul, matvec, plan, vecmat
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.arrays.preparing import prepare
+from gemmule.core.epilogue import Epilogue
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import Plan
@@ -17,6 +18,7 @@ __version__ = "0.2.0"
 __all__ = [
     "CompileError",
     "DeviceError",
+    "Epilogue",
     "GemmuleWarning",
     "Plan",
     "PreparedMatrix",

@@ -12,14 +12,17 @@ from gemmule.arrays import transfer
 from gemmule.arrays.interop import unwrap, unwrap_all
 from gemmule.core import scalars
 from gemmule.core.canonical import DEFAULT, NAMES, Options, canonical
+from gemmule.core.epilogue import Epilogue
 from gemmule.core.grouped import Routing
 from gemmule.core.operand import deciding, multiply_by
 from gemmule.core.problem import HALVES
 from gemmule.core.words import Op
+from gemmule.finished import EpiloguePlan
+from gemmule.finished import planned as planned_epilogue
 from gemmule.general import device_of, untraced
 from gemmule.grouped import planned_grouped
-from gemmule.lookup import multiply, multiply_grouped, multiply_scaled
-from gemmule.options import options_of, shows, split, split_scaled
+from gemmule.lookup import multiply, multiply_finished, multiply_grouped, multiply_scaled
+from gemmule.options import options_of, shows, split, split_epilogue, split_scaled
 from gemmule.plan import Plan, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.stack import QuantizedStack
@@ -165,7 +168,11 @@ def matmul(A: Any, B: Any, /, **keywords: Unpack[Scaled]) -> Any:
         ``(m, ceil(k / 128))`` and ``(ceil(k / 128), ceil(n / 128))``. The result is float32, or
         what `out_dtype` names of bfloat16 and float16. Sums are int32 or float32, scaled in float32
         and rounded once, on a GPU by the kernel that multiplies where one is proved. Beside them
-        go `out`, `out_dtype`, `rung` and `params`, no batches.
+        go `out`, `out_dtype`, `rung`,
+        `params` and `epilogue`, no batches.
+    epilogue : a `gemmule.Epilogue`: scalars, bias, activation, gate and residual of a result of
+        floats, computed before it is rounded, on a GPU by the kernel that multiplies where one is
+        proved. Beside it goes no `device`; it has no gradients.
 
     >>> import numpy as np, gemmule as gm
     >>> gm.matmul(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]))
@@ -174,8 +181,13 @@ def matmul(A: Any, B: Any, /, **keywords: Unpack[Scaled]) -> Any:
     """
     if not keywords:
         return multiply("matmul", A, B, None, DEFAULT, None)
+    if "out" in keywords and len(keywords) == 1:
+        return multiply("matmul", A, B, keywords["out"], DEFAULT, None)
     if "scale_a" in keywords or "scale_b" in keywords:
         return multiply_scaled(A, B, *split_scaled(keywords))
+    if keywords.get("epilogue") is not None:
+        return multiply_finished(A, B, *split_epilogue(keywords))
+    keywords.pop("epilogue", None)
     return multiply("matmul", A, B, *split("matmul", keywords))
 
 
@@ -377,6 +389,10 @@ def plan(
 ) -> Plan | HostPlan: ...
 @overload
 def plan(op: str, a: Any, b: Any, offsets: Any, /, **options: Unpack[Choices]) -> Plan: ...
+@overload
+def plan(
+    op: Op | str, a: Any, b: Any, /, *, epilogue: Epilogue, **options: Unpack[Choices]
+) -> EpiloguePlan: ...
 @shows(Choices)
 def plan(
     op: Op | str,
@@ -386,14 +402,15 @@ def plan(
     /,
     *,
     device: str | None = None,
+    epilogue: Epilogue | None = None,
     **choices: Unpack[Choices],
-) -> Plan | HostPlan:
+) -> Plan | HostPlan | EpiloguePlan:
     """Choose once how to compute ``op`` on operands like `a` and `b`; call the plan many times.
 
-    op : ``"matvec"`` (A, x), ``"vecmat"`` (x, A), ``"matmul"`` (A, B) or ``"grouped_matmul"``
-    (A, W, offsets). The plan is frozen; it takes operands of the same shapes, dtypes and layouts,
-    and explains itself. With ``device="cuda"`` and host operands it is a plan of what goes to the
-    GPU when, and of how many bytes that are.
+    op : ``"matvec"`` (A, x), ``"vecmat"`` (x, A), ``"matmul"`` (A, B, and an epilogue) or
+    ``"grouped_matmul"`` (A, W, offsets). The plan is frozen; it takes operands of the same shapes,
+    dtypes and layouts, and explains itself. With ``device="cuda"`` and host operands it is a plan
+    of what goes to the GPU when, and of how many bytes that are.
 
     >>> import numpy as np, gemmule as gm
     >>> A, x = np.eye(3), np.arange(3.0)
@@ -409,8 +426,12 @@ def plan(
         raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}, grouped_matmul.")
     if offsets is not None:
         raise ValueError(f"{op} takes two operands; offsets go with grouped_matmul.")
-    left, right, _ = unwrap_all(a, b, NAMES[op])
     options = options_of("plan", choices)
+    if epilogue is not None:
+        if op != "matmul" or device is not None:
+            raise ValueError("an epilogue goes with matmul of operands where they lie: no device=.")
+        return planned_epilogue(a, b, epilogue, options)
+    left, right, _ = unwrap_all(a, b, NAMES[op])
     away = None if device is None else device_of(left, right, device)
     if away is not None:
         from gemmule.outofcore.through import planned

@@ -20,7 +20,7 @@ from gemmule.core.rung import (
     Rung,
     may_round_weights,
 )
-from gemmule.storage import margins, models
+from gemmule.storage import evidence, margins, models
 from gemmule.storage import tuned as tuned_store
 
 # A rung that rounds weights is taken only where it saves more than a twentieth.
@@ -345,21 +345,56 @@ def scaled_choice(
     call.problem: of the operands' dtypes and the scaled result's. kernels: rungs of which
     `by_blocks` serve. ValueError where the named rung takes no such scales, or operands.
     """
-    problem, backend, found = call.problem, backends.get(machine.backend), []
-    rung, params = options.rung, options.params
-    for one in rungs_for(machine.backend, problem.op, quantized=False):
-        if not isinstance(one, CudaRung) or rung not in (None, one.name):
-            continue
-        if one.refusal_scaled(problem) is not None or one.by_blocks not in kernels:
+    taken = [
+        one
+        for one in _kernels(call, machine)
+        if one.by_blocks in kernels and not one.refusal_scaled(call.problem)
+    ]
+    best = _best_of(taken, call, machine, evidence.SCALED, (options.rung, options.params))
+    if options.rung is not None and best is None:
+        raise ValueError(
+            f"rung {options.rung} computes no scaled product {call.problem.describe()}."
+        )
+    return best
+
+
+def finished_choice(
+    call: Call, machine: Machine, function: str, rung: str | None, params: Frozen | None
+) -> Choice | None:
+    """Choose for a product whose kernel applies an epilogue; None where no proved rung does.
+
+    function: what of `gemmule.core.epilogue.FUNCTIONS` it is compiled for.
+    """
+    taken = [one for one in _kernels(call, machine) if not one.refusal_finished(call.problem)]
+    return _best_of(taken, call, machine, evidence.FINISHED[function], (rung, params))
+
+
+def _kernels(call: Call, machine: Machine) -> list[CudaRung]:
+    every = rungs_for(machine.backend, call.problem.op, quantized=False)
+    return [one for one in every if isinstance(one, CudaRung)]
+
+
+def _best_of(
+    rungs: list[CudaRung],
+    call: Call,
+    machine: Machine,
+    end: str,
+    named: tuple[str | None, Frozen | None],
+) -> Choice | None:
+    """Return the choice of least time among rungs whose variant with this end is proved.
+
+    named: the caller's rung, which needs no proof, and its parameters.
+    """
+    problem, backend, found, (name, params) = call.problem, backends.get(machine.backend), [], named
+    for one in rungs:
+        if name not in (None, one.name):
             continue
         suggestion = one.suggest(problem, machine)
-        if rung is None and not (suggestion and backend.proved(one, problem, machine, True)):
+        if name is None and not (suggestion and backend.proved(one, problem, machine, end)):
             continue
         given = suggestion.params if params is None and suggestion else dict(params or ())
         expected = None if suggestion is None else suggestion.expected_s
-        why = "heuristic" if rung is None else "named by the caller"
+        why = "heuristic" if name is None else "named by the caller"
         chosen = one.check_params(problem, given)
         found.append(Choice(call, problem, one, chosen, machine, why, expected))
-    if rung is not None and not found:
-        raise ValueError(f"rung {rung} computes no scaled product {problem.describe()}.")
     return min(found, key=lambda choice: choice.expected_s or 0.0, default=None)

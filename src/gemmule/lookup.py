@@ -14,8 +14,10 @@ import numpy as np
 
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import DEFAULT, Options
+from gemmule.core.epilogue import Epilogue
 from gemmule.core.grouped import Routing
 from gemmule.dispatch import host
+from gemmule.finished import finished_product, scaled_and_finished
 from gemmule.general import compiled, product, untraced
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
@@ -93,8 +95,33 @@ def multiply_grouped(
     return untraced(routed_product, *given) if compiled() else routed_product(*given)
 
 
-def multiply_scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, options: Options) -> Any:
+def multiply_finished(a: Any, b: Any, epilogue: Any, out: Any, options: Options) -> Any:
+    """Return the product of the user's operands with an epilogue; PyTorch learns nothing of it."""
+    _refuse_gradients(a, b, epilogue)
+    return untraced(finished_product, a, b, epilogue, out, options)
+
+
+def _refuse_gradients(a: Any, b: Any, epilogue: Any) -> None:
+    """Raise ValueError where PyTorch would have to know of an epilogue."""
+    if "torch" in sys.modules and isinstance(epilogue, Epilogue):
+        from gemmule.dispatch.tracked import refuse_blas  # only where PyTorch is
+
+        refuse_blas("an epilogue", (a, b, *epilogue.operands().values()))
+
+
+def multiply_scaled(
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    out: Any,
+    options: Options,
+    epilogue: Any = None,
+) -> Any:
     """Return the scaled product of the user's operands, by the operator where PyTorch asks it."""
+    if epilogue is not None:
+        _refuse_gradients(a, b, epilogue)
+        return untraced(scaled_and_finished, (a, b, scale_a, scale_b), epilogue, out, options)
     if "torch" in sys.modules:
         from gemmule.dispatch.tracked import wanted  # only where PyTorch is
 

@@ -42,20 +42,33 @@ def split(function: str, keywords: Any) -> tuple[Any, Options, str | None]:
     return out, options_of(function, keywords) if keywords else DEFAULT, device
 
 
+def split_epilogue(keywords: Any) -> tuple[Any, Any, Options]:
+    """Return what the keywords of a product with an epilogue mean: that, `out`, the options."""
+    epilogue = keywords.pop("epilogue")
+    if keywords.get("device") is not None:
+        raise ValueError(
+            f"an epilogue was given with device={keywords['device']!r}; such products are computed "
+            "where their operands lie. Move them first: gemmule.asarray(A, device=...)."
+        )
+    out, options, _ = split("matmul", keywords)
+    return epilogue, out, options
+
+
 _OF_SCALED = ("out", "out_dtype", "rung", "params")
 
 
-def split_scaled(keywords: Any) -> tuple[Any, Any, Any, Options]:
-    """Return what the keywords of a scaled product mean: both scales, its `out`, its options."""
+def split_scaled(keywords: Any) -> tuple[Any, Any, Any, Options, Any]:
+    """Return what a scaled product's keywords mean: scales, `out`, its options, its epilogue."""
     scales = keywords.pop("scale_a", None), keywords.pop("scale_b", None)
+    epilogue = keywords.pop("epilogue", None)
     unknown = keywords.keys() - {*_OF_SCALED}
     if unknown:
         raise TypeError(
             f"matmul() with scales got the keyword argument {min(unknown)!r}; those of a scaled "
-            f"product are scale_a, scale_b, {', '.join(_OF_SCALED)}."
+            f"product are scale_a, scale_b, epilogue, {', '.join(_OF_SCALED)}."
         )
     out, options, _ = split("matmul", keywords)
-    return *scales, out, options
+    return *scales, out, options, epilogue
 
 
 def options_of(function: str, choices: Any) -> Options:

@@ -103,6 +103,11 @@ class Plan:
         return dict(self.choice.params)
 
     @property
+    def launcher(self) -> Run:
+        """What launches it, on operands of the canonical order."""
+        return self._run
+
+    @property
     def reason(self) -> str:
         """Why this rung was chosen."""
         return self.choice.reason

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.epilogue import Epilogue
 from gemmule.core.words import Accumulate, Activations, Precision
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -98,10 +99,11 @@ class Keywords(Choices, total=False):
 
 
 class Scaled(Keywords, total=False):
-    """The options of a product of matrices: those of others, and scales of 8-bit operands."""
+    """The options of a product of matrices: those of others, scales of 8 bits, an epilogue."""
 
     scale_a: Any
     scale_b: Any
+    epilogue: Epilogue | None
 
 
 class Scales(TypedDict, total=False):

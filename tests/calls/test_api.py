@@ -167,8 +167,15 @@ def test_the_signature_shows_every_keyword() -> None:
     options |= {"rung", "params", "device"}
     assert set(shown) == {"A", "x", "out", *options}
     assert (shown["precision"].default, shown["out"].default) == ("float32", None)
-    assert set(inspect.signature(gm.plan).parameters) == {"op", "a", "b", "offsets", *options}
-    for product, more in ((gm.vecmat, []), (gm.matmul, ["scale_a", "scale_b"])):
+    assert set(inspect.signature(gm.plan).parameters) == {
+        "op",
+        "a",
+        "b",
+        "offsets",
+        "epilogue",
+        *options,
+    }
+    for product, more in ((gm.vecmat, []), (gm.matmul, ["scale_a", "scale_b", "epilogue"])):
         names = [*inspect.signature(product).parameters.values()][2:]
         alike = [*shown.values()][2:]
         assert (names[: len(alike)], [one.name for one in names[len(alike) :]]) == (alike, more)

@@ -168,6 +168,7 @@ WAYS: dict[str, Any] = {
     "invariant": lambda **given: gm.matmul(FLAT, FLAT.T, batch_invariant=True, **given),
     "a plan": lambda **given: gm.plan("matmul", FLAT, FLAT.T, **given),
     "scaled": lambda **given: gm.matmul(BYTES, BYTES.T, scale_a=0.5, **given),
+    "finished": lambda **given: gm.matmul(FLAT, FLAT.T, epilogue=gm.Epilogue(alpha=2), **given),
     "codes": lambda **given: gm.matmul(CODES, FLAT.T, **given),
     "of codes": lambda **given: gm.vecmat(FLAT[:, 0], CODES, **given),
     "grouped": lambda **given: gm.grouped_matmul(FLAT, STACK, ENDS, **given),

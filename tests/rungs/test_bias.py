@@ -185,7 +185,9 @@ def test_without_a_proof_of_it_the_evidence_still_fits() -> None:
     assert (standing.current, standing.missing, standing.unproved) == ([plain], [], [added])
     assert standing.ok
     assert standing.to_prove() == {plain[:2]: frozenset({added[2]})}
-    assert standing.lines()[0].startswith("unproved, a bias or scales take a launch of their own")
+    assert standing.lines()[0].startswith(
+        "unproved, a bias, scales or an epilogue take another launch"
+    )
     stale = proof_status.judge({added: "new"}, [replace(record, variant=added[2])])
     assert stale.stale == [added]
 

@@ -6,6 +6,7 @@ Every rung runs in a child process of its own: a kernel that faults takes its CU
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from gemmule.backends.cuda import nvrtc
 from gemmule.core.problem import COMPLEX, ITEMSIZE, Problem, QuantSpec
 from gemmule.core.registry import device_rungs
 from gemmule.core.rung import CudaRung, DeviceRung, Signature
-from gemmule.oracle import biased, scaled
+from gemmule.oracle import biased, finished, scaled
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.judge import Verdict, check
 from gemmule.oracle.problems import (
@@ -243,6 +244,10 @@ def verify_rung(
             judged = scaled.judge_trial
         else:
             given = trials(rung, signature, few=few)
+        hows = proofs.activations(variant)
+        if isinstance(rung, CudaRung) and hows:
+            given = finished.some(rung, given)
+            judged = functools.partial(finished.judge_trial, activations=hows)
         if proofs.adds_bias(variant):
             given, judged = biased.some(rung, given), biased.judge_trial
         outcome = Outcome(folder, name, variant.name, proofs.key(variant), device=device)

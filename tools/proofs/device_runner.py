@@ -16,6 +16,7 @@ from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args, starter, tensor_maps
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.backends.cuda.device_array import DeviceArray
+from gemmule.core.epilogue import FUNCTIONS
 from gemmule.core.problem import Problem
 from gemmule.core.rung import (
     CudaRung,
@@ -24,6 +25,7 @@ from gemmule.core.rung import (
     Machine,
     Step,
     with_bias,
+    with_epilogue,
     with_scales,
 )
 from gemmule.oracle.inputs import Inputs
@@ -57,11 +59,13 @@ class DeviceRunner:
         beta: float = 0.0,
         bias: np.ndarray[Any, Any] | None = None,
         scales: tuple[np.ndarray[Any, Any], ...] | None = None,
+        epilogue: Any = None,
     ) -> np.ndarray[Any, Any]:
         """Run the rung once and return `inputs.out`, filled with what the device wrote.
 
         bias: a number for each row, which kernels compiled for that add; scales: of rows and of
-        columns, which others apply.
+        columns, which others apply; epilogue: what `gemmule.oracle.finished` made, with its own
+        alpha and beta.
         """
         problem = inputs.case.problem
         if inputs.out.size == 0:
@@ -72,6 +76,9 @@ class DeviceRunner:
         steps = rung.steps(problem, params, self.machine)
         steps = steps if bias is None else with_bias(steps)
         steps = steps if scales is None else with_scales(steps)
+        if epilogue is not None:
+            steps = with_epilogue(steps, FUNCTIONS[epilogue.activation])
+            alpha, beta = epilogue.alpha, epilogue.beta
         workspace = rung.workspace(problem, params, self.machine)
         work = self._take(workspace, 0)
         if workspace:
@@ -83,6 +90,9 @@ class DeviceRunner:
         if scales is not None:
             places = [self._place(one, inputs) for one in scales]
             packed += raw_launch.tail_of(scales, places, problem.m)
+        if epilogue is not None:
+            beside = [self._place(one, inputs) for one in epilogue.operands.values()]
+            packed += raw_launch.epilogue_of(epilogue, beside)
         self._launch(rung, steps, problem, packed)
         at = next(at for at, part in zip(addresses, parts, strict=True) if part is inputs.out)
         self._download(inputs, at)

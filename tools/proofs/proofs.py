@@ -14,7 +14,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 from gemmule.backends.cuda import nvrtc
 from gemmule.core.canonical import Call, Options, canonical
+from gemmule.core.epilogue import FUNCTIONS
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import FLOAT4, FLOAT4_DTYPE, Problem, QuantSpec
 from gemmule.core.registry import device_rungs
@@ -33,6 +34,7 @@ from gemmule.core.rung import (
     Signature,
     Step,
     with_bias,
+    with_epilogue,
     with_scales,
 )
 from gemmule.oracle.problems import float4_spec, make_problem
@@ -156,8 +158,8 @@ def variants(rung: DeviceRung, machine: Machine | None = None) -> Iterator[Varia
         if isinstance(rung, CudaRung) and rung.adds:
             yield variant_of(rung, signature, machine, end=evidence.WITH_BIAS)
     if isinstance(rung, CudaRung):
-        for signature in rung.scaled:
-            yield variant_of(rung, signature, machine, end=evidence.SCALED)
+        for signature, end in _more(rung):
+            yield variant_of(rung, signature, machine, end=end)
 
 
 def variant_of(
@@ -165,7 +167,7 @@ def variant_of(
 ) -> Variant:
     """Return the variant of one of the rung's `signatures`, or of those that it has scaled.
 
-    end: of its name, where its kernels add a bias or apply scales.
+    end: of its name, where its kernels add a bias, apply scales or an epilogue.
     """
     name = evidence.variant_named(signature) + end
     if isinstance(rung, LibraryRung):
@@ -191,11 +193,24 @@ def names(rung: DeviceRung) -> Iterator[str]:
         if isinstance(rung, CudaRung) and rung.adds:
             yield evidence.variant_named(signature) + evidence.WITH_BIAS
     if isinstance(rung, CudaRung):
-        for signature in rung.scaled:
-            yield evidence.variant_named(signature) + evidence.SCALED
+        for signature, end in _more(rung):
+            yield evidence.variant_named(signature) + end
 
 
-_COMPILED = {evidence.WITH_BIAS: with_bias, evidence.SCALED: with_scales}
+def _more(rung: CudaRung) -> Iterator[tuple[Signature, str]]:
+    """Yield dtypes, and the ends of names, of variants that scale or have an epilogue."""
+    yield from ((signature, evidence.SCALED) for signature in rung.scaled)
+    yield from itertools.product(rung.finished, evidence.FINISHED.values())
+
+
+_COMPILED: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
+    evidence.WITH_BIAS: with_bias,
+    evidence.SCALED: with_scales,
+    **{
+        end: functools.partial(with_epilogue, function=function)
+        for function, end in evidence.FINISHED.items()
+    },
+}
 
 
 def _launches(
@@ -233,6 +248,12 @@ def adds_bias(variant: Variant) -> bool:
 def scales(variant: Variant) -> bool:
     """Tell whether the variant's kernels apply scales."""
     return variant.name.endswith(evidence.SCALED)
+
+
+def activations(variant: Variant) -> tuple[str | None, ...]:
+    """Return the activations that the variant's kernels apply in epilogues; none of others."""
+    found = [f for f, end in evidence.FINISHED.items() if variant.name.endswith(end)]
+    return tuple(how for how, function in FUNCTIONS.items() if function in found)
 
 
 def packed_call(problem: Problem) -> Call:

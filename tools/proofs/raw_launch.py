@@ -6,6 +6,7 @@ args.cuh is packed straight from the inputs' arrays.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gemmule.backends.cuda import launch_args
@@ -42,6 +43,18 @@ def arguments(
     launch_args.place(packed, addresses if inputs.ends is not None else [*addresses, work])
     launch_args.SCALARS.pack_into(packed, len(packed) - launch_args.SCALARS.size, alpha, beta)
     return bytes(packed) + (b"" if bias is None else launch_args.BIAS.pack(bias))
+
+
+def epilogue_of(around: Any, addresses: Sequence[int]) -> bytes:
+    """Return the end of the struct of kernels that finish: operands' places at these addresses."""
+    places = {}
+    for (name, one), address in zip(around.operands.items(), addresses, strict=True):
+        steps = [
+            0 if n == 1 else s // one.itemsize for n, s in zip(one.shape, one.strides, strict=True)
+        ]
+        places[name] = (address, (0, *[0] * (2 - len(steps)), *steps))
+    floor = 0.0 if around.activation == "relu" else float("-inf")
+    return launch_args.EPILOGUE.pack(*launch_args.epilogue(places, floor))
 
 
 def tail_of(scales: Any, addresses: list[int], rows: int) -> bytes:

@@ -18,6 +18,7 @@ from gemmule.storage import evidence
 from gemmule.storage.evidence import Record
 from proofs import default_plans, proof_lines, proofs
 
+ENDS = (evidence.WITH_BIAS, evidence.SCALED, *evidence.FINISHED.values())
 Name = tuple[str, str, str]  # folder, rung, variant
 Keys = Mapping[Name, str]
 
@@ -62,8 +63,7 @@ class Standing:
             for name, problem in self.needed.items()
         ]
         words += [f"outdated: {line}" for line in self.outdated]
-        ends = (evidence.WITH_BIAS, evidence.SCALED)
-        added = [name for name in self.unproved if name[2].endswith(ends)]
+        added = [name for name in self.unproved if name[2].endswith(ENDS)]
         floats = [n for n in self.unproved if n not in added and n[2].startswith(FLOAT4_DTYPE)]
         others = [name for name in self.unproved if name not in added and name not in floats]
         rungs = sorted({f"{name[0]}/{name[1]}" for name in others})
@@ -74,7 +74,7 @@ class Standing:
             for name in floats
         ]
         words += [
-            f"unproved, a bias or scales take a launch of their own: {'/'.join(name)}"
+            f"unproved, a bias, scales or an epilogue take another launch: {'/'.join(name)}"
             for name in added
         ]
         words.append(
@@ -106,9 +106,7 @@ def _waits(variant: str) -> bool:
 
     4-bit floats go to a GPU as other codes before (`gemmule.quant.places.reads_floats`).
     """
-    return variant.startswith(FLOAT4_DTYPE) or variant.endswith(
-        (evidence.WITH_BIAS, evidence.SCALED)
-    )
+    return variant.startswith(FLOAT4_DTYPE) or variant.endswith(ENDS)
 
 
 def take(

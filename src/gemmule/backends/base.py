@@ -54,10 +54,11 @@ class Backend(Protocol):
         """Describe the device, cheaply and without touching its state."""
         ...
 
-    def proved(
-        self, rung: Rung, problem: Problem, machine: Machine, scales: bool = False, /
-    ) -> bool:
-        """Tell whether the rung may be chosen automatically for these dtypes on this machine."""
+    def proved(self, rung: Rung, problem: Problem, machine: Machine, end: str = "", /) -> bool:
+        """Tell whether the rung may be chosen automatically for these dtypes on this machine.
+
+        end: of the name of its variant that does more than the product.
+        """
         ...
 
     def adapts(self) -> bool:

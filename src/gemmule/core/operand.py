@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -111,15 +111,21 @@ def broadcast_strides(shape: Ints, strides: Ints, wanted: Ints) -> Ints:
 
 def collapse(shape: Ints, strides: tuple[Ints, Ints, Ints]) -> Batch:
     """Merge neighbouring batch axes that every operand walks with one stride; drop sizes of 1."""
+    sizes, (a, b, out) = merged(shape, strides)
+    return Batch(sizes, (a, b, out))
+
+
+def merged(shape: Ints, strides: Sequence[Ints]) -> tuple[Ints, tuple[Ints, ...]]:
+    """Merge neighbouring axes that all operands, however many, walk with one stride each."""
     axes = [(size, [steps[i] for steps in strides]) for i, size in enumerate(shape) if size != 1]
-    merged: list[tuple[int, list[int]]] = []
+    found: list[tuple[int, list[int]]] = []
     for size, steps in axes:
-        if merged and merged[-1][1] == [step * size for step in steps]:
-            merged[-1] = (merged[-1][0] * size, steps)
+        if found and found[-1][1] == [step * size for step in steps]:
+            found[-1] = (found[-1][0] * size, steps)
         else:
-            merged.append((size, steps))
-    columns = tuple(tuple(steps[i] for _, steps in merged) for i in range(3))
-    return Batch(tuple(size for size, _ in merged), (columns[0], columns[1], columns[2]))
+            found.append((size, steps))
+    columns = tuple(tuple(steps[i] for _, steps in found) for i in range(len(strides)))
+    return tuple(size for size, _ in found), columns
 
 
 def vector_alignment(form: Form, view: View, batch_steps: Ints) -> int:

@@ -141,6 +141,12 @@ def with_scales(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(replace(step, defines=(*step.defines, "SCALES")) for step in steps)
 
 
+def with_epilogue(steps: tuple[Step, ...], function: str) -> tuple[Step, ...]:
+    """Return the steps of a rung that finishes, compiled for one of `FUNCTIONS` of epilogues."""
+    more = f"EPILOGUE={function}"
+    return tuple(replace(step, defines=(*step.defines, more)) for step in steps)
+
+
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """What a rung's heuristic proposes for a problem: parameters and the expected time."""
@@ -324,8 +330,9 @@ class CudaRung(Rung):
     (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
     (`_cuda/scales.cuh`); `by_blocks`: scales of A's rows, or 128 of them, by 128 steps of the sum,
-    and of B's 128 columns by those. `routed`: the launch of a grouped product of few rows that
-    nobody sorted (`_cuda/few_rows.cuh`), or None where there is none.
+    and of B's 128 columns by those. `finished`: those with EPILOGUE (`_cuda/epilogue.cuh`).
+    `routed`: the launch of a grouped product of few rows that nobody sorted
+    (`_cuda/few_rows.cuh`), or None where there is none.
     """
 
     backend: ClassVar[str] = "cuda"
@@ -336,6 +343,7 @@ class CudaRung(Rung):
     adds: bool = False
     scaled: tuple[Signature, ...] = ()
     by_blocks: bool = False
+    finished: tuple[Signature, ...] = ()
     presets: Mapping[str, Params] = field(default_factory=dict)
     archs: tuple[str, ...] = architectures.LISTED
     spills: bool = False
@@ -358,6 +366,12 @@ class CudaRung(Rung):
         if self.by_blocks and problem.layout_out != "row":
             return "it scales by blocks into rows alone"
         return self.refusal(replace(problem, out=self.unscaled(problem)))
+
+    def refusal_finished(self, problem: Problem) -> str | None:
+        """Return why the rung does not take `problem` with an epilogue on this machine, or None."""
+        if (problem.a, problem.b, problem.out) not in self.finished:
+            return f"it finishes no {problem.a} x {problem.b} -> {problem.out}"
+        return self.refusal(problem)
 
     def unscaled(self, problem: Problem) -> str:
         """Return the dtype of the result of which `problem` is scaled: that of a plain product."""

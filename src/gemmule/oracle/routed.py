@@ -25,6 +25,7 @@ Array: TypeAlias = NDArray[Any]
 Doubles: TypeAlias = NDArray[np.float64]
 
 SLOPE = 1.1  # of silu, at most
+TINY = 2.0**-1022
 GATE_ROUNDINGS = 8  # an exponential within two, a sum, a quotient, a product
 
 
@@ -81,18 +82,21 @@ def judge_routed(
         out = out.reshape(slots.shape)
     allowed = off + UNIT_ROUNDOFF[about.out] * (np.abs(slots) + off)
     allowed += (about.top_k + 3) * SMALLEST[about.out]
+    return within(out, slots, allowed, about.out)
+
+
+def within(out: Doubles, values: Doubles, allowed: Doubles, dtype: str) -> Verdict:
+    """Judge finite results by how far each may be off; what overflows may be infinite."""
     with np.errstate(invalid="ignore"):
-        distance = np.abs(out - slots)
-    beyond = np.abs(slots) + allowed >= overflow_threshold(
-        about.out
-    )  # may be, or has to be, infinite
-    wrong = ~((distance <= allowed) | (beyond & (out == np.copysign(np.inf, slots))))
+        distance = np.abs(out - values)
+    beyond = np.abs(values) + allowed >= overflow_threshold(dtype)  # it may be infinite
+    wrong = ~((distance <= allowed) | (beyond & (out == np.copysign(np.inf, values))))
     if not wrong.any():
-        ratio = float((distance[~beyond] / allowed[~beyond]).max(initial=0.0))
+        ratio = float((distance / np.maximum(allowed, TINY))[~beyond].max(initial=0.0))
         return Verdict(True, ratio, (), f"largest error is {ratio:.3g} of its bound", "bound")
     place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
     text = (
-        f"[{', '.join(map(str, place))}] is {out[place]}, must be {slots[place]:.9g} within "
+        f"[{', '.join(map(str, place))}] is {out[place]}, must be {values[place]:.9g} within "
         f"{allowed[place]:.3g}; {int(wrong.sum())} of {wrong.size} elements wrong"
     )
     return Verdict(False, math.inf, tuple(map(int, place)), text, "bound")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmule.core.epilogue import FUNCTIONS
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, LibraryRung, Rung, Signature
 from gemmule.storage import lines
@@ -97,6 +98,7 @@ def _is_sound(record: Record) -> bool:
 _TEXTS = ("folder", "rung", "variant", "arch", "key", "device", "date")
 WITH_BIAS = ",bias"  # ends the name of a variant whose kernels add a bias
 SCALED = ",scaled"  # and of one whose kernels apply scales
+FINISHED = {name: f",{name.lower()} epilogue" for name in FUNCTIONS.values()}  # or an epilogue
 
 
 def variant_named(signature: Signature) -> str:
@@ -138,16 +140,16 @@ def covers(rung: Rung, problem: Problem, arch: str) -> bool:
 
 
 def is_proved(
-    rung: Rung, problem: Problem, arch: str, *, bias: bool = False, scales: bool = False
+    rung: Rung, problem: Problem, arch: str, *, bias: bool = False, end: str = ""
 ) -> bool:
     """Tell whether a real GPU proved the variant of the rung that computes `problem`.
 
-    bias: and the one that adds a bias to it, on this architecture; scales: the one that scales,
-    alone. A record of one architecture stands for the algorithm on all that the rung runs on; where
-    a device's own has none, `gemmule.tuning.first_use` checks the plain product there. A library's
-    rung is for all of them.
+    bias: and the one that adds a bias to it, on this architecture; end: of the name of one that
+    scales or has an epilogue, alone. A record of one architecture stands for the algorithm on all
+    that the rung runs on; where a device's own has none, `gemmule.tuning.first_use` checks the
+    plain product there. A library's rung is for all of them.
     """
-    name = (rung.folder, rung.name, variant_of(problem) + SCALED * scales)
+    name = (rung.folder, rung.name, variant_of(problem) + end)
     if isinstance(rung, CudaRung | LibraryRung) and not rung.runs_on(arch):
         return False
     if bias and arch not in proved_on(rung, problem, WITH_BIAS):

@@ -28,7 +28,7 @@ from gemmule.backends.cuda.starter import (
 from gemmule.core.choice import Choice
 from gemmule.core.operand import Operand
 from gemmule.core.problem import Problem
-from gemmule.core.rung import LibraryRung, Machine, Rung, with_bias, with_scales
+from gemmule.core.rung import LibraryRung, Machine, Rung, Step, with_bias
 from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
 from gemmule.storage import evidence, first_use
@@ -49,14 +49,12 @@ class CudaBackend:
         """Describe a device; DeviceError when it is absent or too old."""
         return _machine(device_arrays.ordinal_named(device))
 
-    def proved(
-        self, rung: Rung, problem: Problem, machine: Machine, scales: bool = False, /
-    ) -> bool:
+    def proved(self, rung: Rung, problem: Problem, machine: Machine, end: str = "", /) -> bool:
         """A rung is proved for dtypes of which a real GPU's record stands in the evidence.
 
         Not where it was wrong on this device.
         """
-        if not evidence.is_proved(rung, problem, machine.arch, scales=scales):
+        if not evidence.is_proved(rung, problem, machine.arch, end=end):
             return False
         name = (rung.folder, rung.name, evidence.variant_of(problem))
         parts = functools.partial(made_of, rung)
@@ -102,8 +100,6 @@ class Launcher:
     the fast path of tensors starts them.
     """
 
-    scales = False  # whether kernels apply scales, which end the struct
-
     def __init__(self, choice: Choice, *, adds: bool = False) -> None:
         call, problem = choice.call, choice.problem
         self.choice, self.adds = choice, adds
@@ -114,9 +110,8 @@ class Launcher:
         if adds:
             self.steps = with_bias(self.steps)
             self.template += launch_args.BIAS.pack(0)
-        if self.scales:
-            self.steps = with_scales(self.steps)
-            self.template += bytes(launch_args.scales_of(rung.by_blocks).size)
+        self.steps, more = self.compiled(self.steps)
+        self.template += more
         shapes = tensor_maps.declared(self.steps, problem, self.template)
         self.maps = tensor_maps.Maps(shapes) if shapes else None
         self.module = kernels(rung, self.steps, choice.machine.arch)
@@ -126,6 +121,10 @@ class Launcher:
         self.offsets = launch_args.offsets(call.outer, views, dtypes)
         self.words = "32s3Q" if self.quantized else "4Q"  # that the struct begins with
         self._starts: dict[int, Start] = {}
+
+    def compiled(self, steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], bytes]:
+        """Return the steps as they are compiled, and with what their struct ends."""
+        return steps, b""
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Launch on operands of the prepared forms.

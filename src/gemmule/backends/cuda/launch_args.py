@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemmule.core.canonical import Call
+from gemmule.core.epilogue import OPERANDS
 from gemmule.core.operand import Ints, View
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 
@@ -37,7 +38,22 @@ SCALARS = struct.Struct("<dd")
 _MATRIX = struct.Struct("<4Q")
 SCALES = struct.Struct("<2Q2q")  # behind a GemmArgs whose kernels are compiled with SCALES
 BLOCK_SCALES = struct.Struct("<2Q5q")  # the same, of a rung that takes them `by_blocks`
+EPILOGUE = struct.Struct("<4Q11qd")  # behind one whose kernels are compiled with EPILOGUE
 BIAS = struct.Struct("<Q")  # behind a QuantArgs whose kernels are compiled with BIAS
+
+
+def epilogue(places: Mapping[str, tuple[int, Ints]], floor: float) -> tuple[float, ...]:
+    """Return the fields of an Epilogue (epilogue.cuh).
+
+    places: of its operands by their names, the address and the steps from one batch entry, row and
+    column to the next. floor: what a result is at least, before gate and residual.
+    """
+    found = [places.get(name, (0, (0, 0, 0))) for name in OPERANDS]
+    steps = [
+        (row, col) if name == "bias" else (row, col, batch)
+        for name, (_, (batch, row, col)) in zip(OPERANDS, found, strict=True)
+    ]
+    return (*(address for address, _ in found), *itertools.chain(*steps), floor)
 
 
 def addresses_of(q: Any) -> tuple[int, int, int, int]:

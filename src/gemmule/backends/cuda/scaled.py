@@ -7,12 +7,16 @@ from gemmule.backends.cuda import driver, launch_args
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.backends.cuda.starter import Start, cuda_rung
 from gemmule.core.operand import Form, Ints, Operand
+from gemmule.core.rung import Step, with_scales
 
 
 class ScaledLauncher(Launcher):
     """A prepared product whose kernels apply scales to its sums."""
 
-    scales = True
+    def compiled(self, steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], bytes]:
+        """Return the steps as they are compiled, and with what their struct ends."""
+        tail = launch_args.scales_of(cuda_rung(self.choice).by_blocks)
+        return with_scales(steps), bytes(tail.size)
 
     def multiply(self, a: Operand, b: Operand, scales: tuple[Operand, ...], out: Operand) -> None:
         """Launch on operands of the prepared forms, on the caller's stream of their device."""

@@ -1,6 +1,6 @@
 // The warps of a block divide the work of a matmul on wgmma: see wgmma_specialized.cu.
 #pragma once
-#include "scales.cuh"
+#include "epilogue.cuh"
 #include "wgmma_tiles.cuh"
 
 constexpr int GROUP = 8;       // tile rows (of clusters) that are walked down before the next tile column
@@ -74,6 +74,9 @@ __device__ __forceinline__ GemmArgs turned(GemmArgs p) {
 #ifdef SCALES
   q.scale_a = p.scale_b, q.scale_b = p.scale_a, q.step_a = p.step_b, q.step_b = p.step_a;
 #endif
+#ifdef EPILOGUE
+  turn(q.e);
+#endif
   return q;
 }
 
@@ -135,8 +138,13 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
     ptx::reg_alloc<232>();
     const int own = (group - 1) * BLOCKS * 64, t = threadIdx.x % 128;
     const u32 out = data + STAGES * STAGE + (threadIdx.x / 32 - 4) * BUFFERS * OUT;
+#ifdef EPILOGUE
+    const Leaving alpha = 1, beta = 0;   // the sums come with them
+    const bool whole = map_c && p.n % (16 / sizeof(TC)) == 0 && lie_in_pairs(p, sizeof(TC));
+#else
     const Leaving alpha = Leaving(p.alpha), beta = Leaving(p.beta);
     const bool whole = map_c && p.beta == 0 && p.n % (16 / sizeof(TC)) == 0;   // else TMA would not do
+#endif
     int buffer = 0;
     auto release = [&](int which) {   // one thread tells each block of the cluster
       if (CLUSTER == 1 && t == 0) ptx::mbar_arrive(empty + 8 * which);
@@ -199,7 +207,10 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
             TC* to = (TC*)p.c + batch * p.c_batch + top * p.c_row + at * p.c_col;
 #pragma unroll 2
             for (int i = 0; i < 16; ++i, to += p.c_row) {
-              const Leaving v = from_bits<Leaving>(ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(out + i * 128 + t % 32 * 4)));
+              Leaving v = from_bits<Leaving>(ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(out + i * 128 + t % 32 * 4)));
+#ifdef EPILOGUE
+              if (top + i < p.m && at < p.n) v = finished<TC>(p, batch, top + i, at, v);
+#endif
               if (top + i < p.m && at < p.n) finish_scaled<TC, Leaving>(to, v, alpha, beta);
             }
           }
@@ -213,6 +224,10 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
           float scaled[Staged<TC>::COLS / 2];
           scale_sums(p, row + 64 * r + t / 32 * 16, col + c, sum[r] + c / 2, scaled);
           Staged<TC>::put(out + buffer * OUT, scaled, alpha);
+#elif defined(EPILOGUE)
+          float finished[Staged<TC>::COLS / 2];
+          finish_sums<TC>(p, batch, row + 64 * r + t / 32 * 16, col + c, sum[r] + c / 2, finished);
+          Staged<TC>::put(out + buffer * OUT, finished, 1.0f);
 #else
           Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, alpha);
 #endif

@@ -21,7 +21,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14} | {
 COMPUTE_TYPES = {"float32": 68, "tf32": 77, "float64": 70, "complex64": 68, "complex128": 70}
 NO_TRANSPOSE, TRANSPOSE = 0, 1
 DESC_TRANSA, DESC_TRANSB = 3, 4
+DESC_EPILOGUE, DESC_BIAS = 7, 8
 LAYOUT_BATCH_COUNT, LAYOUT_BATCH_STEP = 5, 6
 PREF_WORKSPACE, PREF_REDUCTION, PREF_ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 REDUCTION = 2  # partial sums of a divided reduction lie in the workspace, in the sum's type
@@ -193,15 +194,26 @@ class Prepared:
     """A product on one device: what the library was told of it, and the algorithm it chose.
 
     `rank`: 0 for the algorithm that the heuristic thinks best, 1 for the next, and so on to the
-    last that it knows. `workspace_bytes` are to be given to each call.
+    last that it knows. `workspace_bytes` are to be given to each call. finish: an epilogue by the
+    library's number, the address of its bias or 0, and the step of the C that it adds.
     """
 
-    def __init__(self, gemm: Gemm, ordinal: int, rank: int = 0) -> None:
+    def __init__(
+        self,
+        gemm: Gemm,
+        ordinal: int,
+        rank: int = 0,
+        finish: tuple[int, int, int] | None = None,
+    ) -> None:
         self._handle, self._call = handle(ordinal), library().cublasLtMatmul
         self._words, made = f"{gemm.first} x {gemm.second}", _Made()
         weakref.finalize(self, made.destroy).atexit = False
         self._product = made.product(gemm)
         self._layouts = [made.layout(m, gemm.batch) for m in (gemm.first, gemm.second, gemm.result)]
+        self._layouts.insert(2, self._layouts[2])
+        if finish is not None:
+            made.finish(self._product, *finish[:2])
+            self._layouts[2] = made.layout(replace(gemm.result, step=finish[2]), gemm.batch)
         with driver.on_device(ordinal):
             self._chosen = self._choose(made.preference(gemm, ordinal), rank)
         self._algorithm = ctypes.addressof(self._chosen)  # which it begins with
@@ -212,9 +224,8 @@ class Prepared:
     def _choose(self, preference: int, rank: int) -> HeuristicResult:
         found = (HeuristicResult * MOST_ALGORITHMS)()
         count = ctypes.c_int()
-        first, second, result = self._layouts
         status = library().cublasLtMatmulAlgoGetHeuristic(
-            self._handle, self._product, first, second, result, result, preference,
+            self._handle, self._product, *self._layouts, preference,
             rank + 1, ctypes.byref(found), ctypes.byref(count),
         )  # fmt: skip
         if status not in (0, NOT_SUPPORTED):
@@ -224,23 +235,24 @@ class Prepared:
             check(NOT_SUPPORTED, f"asking how to multiply {self._words}")
         return good[min(rank, len(good) - 1)]
 
-    def starter(self, alpha: complex, beta: complex) -> Any:
+    def starter(self, alpha: complex, beta: complex, old: int | None = None) -> Any:
         """Return ``start(stream, first, second, result, workspace)``, which raises where it fails.
 
-        Addresses all; `workspace` of `workspace_bytes` bytes. Nothing waits for the product.
+        Addresses all; `workspace` of `workspace_bytes` bytes. Nothing waits for the product. old:
+        where C lies, which beta scales; by default where the result will.
         """
         plain = alpha == 1 and beta == 0
         scale = self._one if plain else _scalar(alpha, self._scalar)
         keep = self._zero if plain else _scalar(beta, self._scalar)
         at_scale, at_keep = ctypes.addressof(scale), ctypes.addressof(keep)
         call, opened, product, algorithm = self._call, self._handle, self._product, self._algorithm
-        of_first, of_second, of_result = self._layouts
+        of_first, of_second, of_old, of_result = self._layouts
         size, kept = self.workspace_bytes, (scale, keep)  # whose addresses the library is given
 
         def start(stream: int, first: int, second: int, result: int, workspace: int) -> None:
             status = call(
                 opened, product, at_scale, first, of_first, second, of_second, at_keep,
-                result, of_result, result, of_result, algorithm, workspace, size, stream,
+                old or result, of_old, result, of_result, algorithm, workspace, size, stream,
             )  # fmt: skip
             if status:
                 check(status, f"multiplying {self._words} with {[one[0] for one in kept]}")
@@ -285,6 +297,12 @@ class _Made:
             value = ctypes.c_int32(TRANSPOSE if turned else NO_TRANSPOSE)
             self._set("cublasLtMatmulDesc", made, attribute, value)
         return made
+
+    def finish(self, product: int, function: int, bias: int) -> None:
+        """Describe an epilogue, with a bias where its address is not 0."""
+        self._set("cublasLtMatmulDesc", product, DESC_EPILOGUE, ctypes.c_int32(function))
+        if bias:
+            self._set("cublasLtMatmulDesc", product, DESC_BIAS, ctypes.c_void_p(bias))
 
     def layout(self, matrix: Matrix, batch: int) -> int:
         """Describe a matrix."""

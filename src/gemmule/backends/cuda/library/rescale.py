@@ -9,17 +9,13 @@ their own sums.
 from __future__ import annotations
 
 import math
-import struct
-from pathlib import Path
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import convert, starter
-from gemmule.core.operand import Operand
+from gemmule.backends.cuda import convert
+from gemmule.backends.cuda.epilogue import Pass, Place
+from gemmule.core.operand import Operand, c_strides
 from gemmule.core.problem import COMPLEX, ITEMSIZE
-from gemmule.core.rung import Step
 
-SOURCE = Path(__file__).with_suffix(".cu")
-_SCALE = struct.Struct("<4d")  # alpha and beta, the real part of each first
 EXACT = (0, 1, -1)  # values of alpha with which the library has nothing to round
 
 
@@ -40,11 +36,7 @@ def keep(out: Operand, old: int, stream: int) -> None:
 
 def rescale(out: Operand, old: int, scale: tuple[complex, complex], stream: int) -> None:
     """Set out = alpha * out + beta * old, in the dtype of out; beta == 0 does not read old."""
-    form, item = out.form, ITEMSIZE[out.form.dtype]
-    scalars = _SCALE.pack(*(part for value in scale for part in (value.real, value.imag)))
-    kernel, ordinal = f"rescale<{convert.CTYPE[form.dtype]}>", device_arrays.ordinal_of(out)
-    for first, offset, count, axes in convert.pieces(form):
-        step = Step(kernel, convert.grid(count), (convert.THREADS, 1, 1))
-        place = out.pointer + offset * item
-        packed = convert.pack(old + first * item, place, count, axes) + scalars
-        starter.run(SOURCE, step, packed, ordinal, stream)
+    form = out.form
+    here, kept = Place(out.pointer, form.strides), Place(old, c_strides(form.shape))
+    finish = Pass(form.dtype, None, device_arrays.ordinal_of(out))
+    finish(form.shape, (here, here), scale, {"C": kept} if scale[1] else {}, stream)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from gemmule.core.device_model import Terms
 from gemmule.core.packing import Packing, TensorMap
 from gemmule.core.problem import Problem
-from gemmule.core.rung import CudaRung, Machine, Params, Step
+from gemmule.core.rung import CudaRung, Machine, Params, Step, same
 from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, modelled, type_arguments
 from gemmule.rungs._cuda.tiles import fits_grid, tiles
@@ -84,6 +84,7 @@ RUNG = CudaRung(
     constraints=(half_tiles.COUNTED, fits_grid(_size)),
     batched=True,
     steps=_steps,
+    finished=same("float16", "bfloat16"),
     workspace=_workspace,
     packing=Packing(passes=1, begins=lambda problem: sum(_packed_bytes(problem)), is_copy=True),
     **half_tiles.COMMON,

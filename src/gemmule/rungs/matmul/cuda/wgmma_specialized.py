@@ -16,7 +16,7 @@ from __future__ import annotations
 from gemmule.core.device_model import Numbers, Terms
 from gemmule.core.packing import TensorMap
 from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step
+from gemmule.core.rung import Constraint, CudaRung, Machine, Params, Step, same
 from gemmule.rungs._cuda import half_tiles
 from gemmule.rungs._cuda.geometry import ceil_div, instance, modelled, type_arguments
 from gemmule.rungs._cuda.terms import rounds, settled
@@ -99,6 +99,7 @@ RUNG = CudaRung(
     ),
     batched=True,
     steps=_steps,
+    finished=same("float16", "bfloat16"),
     **half_tiles.COMMON,
     **modelled("matmul/wgmma_specialized", _terms),
 )
