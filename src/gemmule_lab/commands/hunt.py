@@ -107,13 +107,9 @@ def hunt(
     backend = device.partition(":")[0]
     seed = secrets.randbelow(2**32) if seed is None else seed
     if GROUPED in ops:
-        from gemmule_lab.bench import grouped
-
         if len(ops) > 1 or formats or peer or most_bytes or hot or ranks or everyday or fit:
             raise ValueError("--op grouped takes --device, --seconds, --seed and --products alone.")
-        ordinal = None if backend == "cpu" else options.ordinal_of(device)
-        click.echo(f"seed {seed}: mixtures of experts, {seconds:.0f} s")
-        return grouped.hunt(ordinal, out, seed, seconds, products)
+        return _experts(device, seed, seconds, products, out)
     if most_bytes is None:
         most_bytes = work.MOST_BYTES
         if backend == "cpu":
@@ -157,6 +153,17 @@ def hunt(
     model = _fitted(device, found.worst()) if fit else None
     told = {"file": path, "seed": seed, "summary": found.summary(), "products": found.finds}
     return told | ({"model": model} if model else {})
+
+
+def _experts(
+    device: str, seed: int, seconds: float, products: int | None, out: Path
+) -> dict[str, Any]:
+    """Race random mixtures of experts against the grouped products of the device's peer."""
+    from gemmule_lab.bench import grouped
+
+    ordinal = None if device == "cpu" else options.ordinal_of(device)
+    click.echo(f"seed {seed}: mixtures of experts, {seconds:.0f} s")
+    return grouped.hunt(ordinal, out, seed, seconds, products)
 
 
 def _beside(racer: Peer, *, rests: bool, warm: bool) -> Bench:
