@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from cuda_emulation import encoded, sampled_kernels
@@ -72,6 +72,8 @@ def stream_on(ordinal: int) -> int:
 class EmulatedDriver(FakeDriver):
     """`FakeDriver` with kernels that run, on the device whose memory they are given."""
 
+    own: ClassVar[frozenset[int]] = frozenset()  # streams that were made, not given
+
     def __init__(self, seed: int = 0) -> None:
         super().__init__(devices=2, free_bytes=1 << 32)
         self.seed = seed
@@ -80,7 +82,7 @@ class EmulatedDriver(FakeDriver):
     def launch(self, config: int, function: int, params: int, extra: None) -> int:
         """Launch a kernel: on the default stream, or on what is PyTorch's on this device."""
         (stream,) = struct.unpack("<Q", ctypes.string_at(config + 32, 8))
-        known = {0, *(stream_on(one - 1000) for one in self.contexts[-1:])}
+        known = {0, *self.own, *(stream_on(one - 1000) for one in self.contexts[-1:])}
         assert not self.contexts or stream in known, f"stream {stream} is none of {known}"
         return super().launch(config, function, params, extra)
 
@@ -137,6 +139,7 @@ class Poisoned(EmulatedDriver):
 class TimedDriver(EmulatedDriver):
     """An emulated device with events, 2 ns from one to the next, and page-locked memory."""
 
+    own = frozenset({1})
     CUstream_flags = CUstreamCaptureMode = _Names()
 
     def __init__(self, seed: int = 0) -> None:

@@ -110,28 +110,22 @@ def _refuse_gradients(a: Any, b: Any, epilogue: Any) -> None:
 
 
 def multiply_scaled(
-    a: Any,
-    b: Any,
-    scale_a: Any,
-    scale_b: Any,
-    out: Any,
-    options: Options,
-    epilogue: Any = None,
+    a: Any, b: Any, scales: tuple[Any, Any], out: Any, options: Options, epilogue: Any = None
 ) -> Any:
     """Return the scaled product of the user's operands, by the operator where PyTorch asks it."""
     if epilogue is not None:
         _refuse_gradients(a, b, epilogue)
-        return untraced(scaled_and_finished, (a, b, scale_a, scale_b), epilogue, out, options)
+        return untraced(scaled_and_finished, (a, b, *scales), epilogue, out, options)
     if "torch" in sys.modules:
         from gemmule.dispatch.tracked import wanted  # only where PyTorch is
 
         if wanted(a, b):
             from gemmule.frameworks import scaled as operator
 
-            return operator.through(a, b, scale_a, scale_b, out, options)
+            return operator.through(a, b, *scales, out, options)
     if compiled():
-        return untraced(scaled_product, a, b, scale_a, scale_b, out, options)
-    return scaled_product(a, b, scale_a, scale_b, out, options)
+        return untraced(scaled_product, a, b, *scales, out, options)
+    return scaled_product(a, b, *scales, out, options)
 
 
 def _host_call(key: Any, op: str, a: Any, b: Any, options: Options) -> host.FastCall:

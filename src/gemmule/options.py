@@ -57,7 +57,7 @@ def split_epilogue(keywords: Any) -> tuple[Any, Any, Options]:
 _OF_SCALED = ("out", "out_dtype", "rung", "params")
 
 
-def split_scaled(keywords: Any) -> tuple[Any, Any, Any, Options, Any]:
+def split_scaled(keywords: Any) -> tuple[tuple[Any, Any], Any, Options, Any]:
     """Return what a scaled product's keywords mean: scales, `out`, its options, its epilogue."""
     scales = keywords.pop("scale_a", None), keywords.pop("scale_b", None)
     epilogue = keywords.pop("epilogue", None)
@@ -68,7 +68,7 @@ def split_scaled(keywords: Any) -> tuple[Any, Any, Any, Options, Any]:
             f"product are scale_a, scale_b, epilogue, {', '.join(_OF_SCALED)}."
         )
     out, options, _ = split("matmul", keywords)
-    return *scales, out, options, epilogue
+    return scales, out, options, epilogue
 
 
 def options_of(function: str, choices: Any) -> Options:

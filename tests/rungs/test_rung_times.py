@@ -123,6 +123,7 @@ SELDOM = {
     "int4_codes",
     "int8_codes",
     "wgmma_float8",
+    "wgmma_float8_blocks",
     "transposed_fragments",
     "transposed_columns",
     "clustered_fragments",
