@@ -17,8 +17,8 @@ Array: TypeAlias = NDArray[Any]
 BLOCK = 1 << 15  # elements that go through all steps together
 
 
-def _numbers(*rows: str) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(map(float, row.split())) for row in rows)
+def _numbers(above: str, below: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(map(float, above.split())), tuple(map(float, below.split()))
 
 
 _SMALL = _numbers(
