@@ -289,7 +289,7 @@ def test_what_is_refused(gpu: EmulatedDriver) -> None:
 def test_what_plans_choose_is_packed(gpu: EmulatedDriver) -> None:
     """Whole products of this machine take the halves; a few columns are never worth them."""
     gpu.attributes["MULTIPROCESSOR_COUNT"] = 132
-    wide, narrow = gm.asarray(np.ones((128, 512), np.float32), device="cuda:1"), np.ones((64, 4))
+    wide, narrow = gm.asarray(np.ones((128, 1024), np.float32), device="cuda:1"), np.ones((64, 4))
     assert gm.prepare(wide).rungs == (HALVES,)
     for other in (narrow.astype(np.float32), narrow, np.ones((0, 5), np.float32)):
         prepared = gm.prepare(gm.asarray(other, device="cuda:1"))
