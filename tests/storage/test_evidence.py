@@ -484,3 +484,15 @@ def test_a_variant_without_its_record_makes_room_for_the_next_rung(
     count = len(usual.signatures)
     assert status[usual.name] == f"proved for {count - 1} of {count} mixes of dtypes"
     assert status[other.name] == "proved"
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    """Every record of lines raises where its folder cannot be one, and leaves what is there."""
+    (tmp_path / "file").write_text("kept", "utf-8")
+    for place in (tmp_path / "file" / "rows.jsonl", tmp_path):  # below a file; a folder itself
+        with pytest.raises(OSError):
+            lines.write(place, [{"schema": 1}])
+        with pytest.raises(OSError):
+            lines.write_records(place, 1, [])
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text("utf-8") == "kept"
