@@ -10,6 +10,7 @@ then multiplied, both in float32.
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from dataclasses import replace
@@ -34,11 +35,11 @@ from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import NAMES, Options, canonical
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import BYTES, FLOAT8, HALVES, check_problem, matmul_shape, numpy_dtype
-from gemmule.plan import resolve
+from gemmule.plan import Plan, resolve
+
+log = logging.getLogger("gemmule")
 
 OUTS = ("float32", *HALVES)  # of a scaled product
-
-
 BLOCK = 128  # steps of the sum, and rows or columns, that share a scale by blocks
 
 
@@ -48,6 +49,11 @@ class Scales(NamedTuple):
     a: Operand
     b: Operand
     by_blocks: bool
+
+    def words(self) -> str:
+        """Return how the scales lie, for people."""
+        each = (" x ".join(map(str, one.form.shape)) or "one number" for one in self[:2])
+        return f"{' and '.join(each)}, of {'blocks' if self.by_blocks else 'rows and columns'}"
 
 
 class Scaled(NamedTuple):
@@ -68,7 +74,7 @@ def scaled_product(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, options
     left, right, target = unwrap_all(a, b, NAMES["matmul"], out)
     dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
     shape = result_shape(left.form.shape, right.form.shape)
-    scales = _scales(scale_a, scale_b, (*shape, left.form.shape[1]), left)
+    scales = scales_of(scale_a, scale_b, (*shape, left.form.shape[1]), left)
     given = Scaled(left, right, scales, target)
     if target is None:
         target = empty_like_kind(shape, dtype, left)
@@ -120,7 +126,7 @@ def _bound_call(tensors: tuple[Any, ...], options: Options) -> Any:
     left, right, _ = unwrap_all(tensors[0], tensors[1], NAMES["matmul"], None)
     dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
     shape = result_shape(left.form.shape, right.form.shape)
-    scales = _scales(tensors[2], tensors[3], (*shape, left.form.shape[1]), left)
+    scales = scales_of(tensors[2], tensors[3], (*shape, left.form.shape[1]), left)
     ordinal = tensors[0].get_device()
     launcher = None
     if 0 not in shape:
@@ -202,7 +208,7 @@ def check_scale(shape: tuple[int, ...], dtype: str, sizes: tuple[int, int], axis
     return True
 
 
-def _scales(scale_a: Any, scale_b: Any, sizes: tuple[int, int, int], like: Operand) -> Scales:
+def scales_of(scale_a: Any, scale_b: Any, sizes: tuple[int, int, int], like: Operand) -> Scales:
     """Return both scales of a product of these sizes (m, n, k), checked."""
     found, by_blocks = [], False
     for axis, scale in enumerate((scale_a, scale_b)):
@@ -261,11 +267,30 @@ def fused(lie: Lie, dtype: str, options: Options) -> ScaledLauncher | None:
     problem = replace(call.problem, a=a.dtype, b=b.dtype)
     if a.dtype in BYTES:
         check_problem(replace(problem, out="int32"))
-    if call.swapped or call.outer or problem.op != "matmul":
-        return None
-    machine = backends.get("cuda").machine(device)
-    choice = scaled_choice(replace(call, problem=problem), machine, options, kernels)
+    machine, choice = backends.get("cuda").machine(device), None
+    if not (call.swapped or call.outer) and problem.op == "matmul":
+        choice = scaled_choice(replace(call, problem=problem), machine, options, kernels)
+    if choice is None:
+        log.warning("%s, scaled: %s", problem.describe(), without_kernel(kernels))
     return None if choice is None else ScaledLauncher(choice)
+
+
+def without_kernel(kernels: tuple[bool, ...]) -> str:
+    """Return what is done where no kernel scales: in words, for the log and for `explain`."""
+    if False in kernels:
+        return "no proved kernel scales it; a pass over the sums does, in float32"
+    return "no proved kernel scales it; A and B are scaled first and multiplied in float32"
+
+
+def apart(a: Form, b: Form, device: str, options: Options, *, by_blocks: bool) -> Plan:
+    """Return the plan of the product where no kernel scales: of the operands, or widened ones."""
+    forms = (Form.packed(one.shape, "float32") for one in (a, b)) if by_blocks else (a, b)
+    return resolve("matmul", *forms, None, device, _plain(options))
+
+
+def _plain(options: Options) -> Options:
+    """Return the options of the product alone."""
+    return Options(rung=options.rung, params=options.params, literal=options.rung is not None)
 
 
 def _apart(given: Scaled, target: Operand, options: Options) -> None:
@@ -280,7 +305,7 @@ def _apart(given: Scaled, target: Operand, options: Options) -> None:
             f"afterwards takes tensors of PyTorch, not arrays of {left.library}. Give those, or "
             "multiply without scales."
         )
-    plain = Options(rung=options.rung, params=options.params, literal=options.rung is not None)
+    plain = _plain(options)
     operands = (left, right, *given.scales[:2])
     a, b, rows, columns = (one.array if on_host else one.original for one in operands)
     if given.scales.by_blocks:

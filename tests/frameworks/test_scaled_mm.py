@@ -99,7 +99,9 @@ def test_blocks_of_few_steps(form: str, swizzle: bool) -> None:
         for one in scales:
             one.append(torch.tensor([1.5]))
         factor, recipes = 2.25, [recipe, "TensorWise"]
-    ways = [getattr(functional.SwizzleType, "SWIZZLE_32_4_4" if swizzle else "NO_SWIZZLE")] * len(recipes)
+    ways = [getattr(functional.SwizzleType, "SWIZZLE_32_4_4" if swizzle else "NO_SWIZZLE")] * len(
+        recipes
+    )
     given = (matrices[0], matrices[1].t(), scales[0], recipes, scales[1], recipes)
     found = scaled_mm(
         *given, swizzle_a=ways, swizzle_b=ways, output_dtype=torch.float32, bias=torch.ones(n)
@@ -110,23 +112,29 @@ def test_blocks_of_few_steps(form: str, swizzle: bool) -> None:
 
 def test_what_is_refused() -> None:
     a, b = (torch.ones(s).to(torch.float8_e4m3fn) for s in ((4, 256), (256, 8)))
-    one, rows = torch.ones(1), torch.ones(4, 1)
-    whole = (a, b, one, "TensorWise", one, "TensorWise")
-    for arguments, more, error, words in (
-        ((a, b, one, "Tensorwise", one, "TensorWise"), {}, ValueError, "known are TensorWise"),
-        ((a, b, rows, "TensorWise", one, "TensorWise"), {}, ValueError, r"requires \(\) or"),
-        ((a, b, one, "TensorWise", rows, "RowWise"), {}, ValueError, r"scale_b .* \(1, 8\)"),
-        ((a, b, torch.ones(2, 4), "BlockWise1x128", one, "TensorWise"), {}, ValueError, r"\(4, 2\)"),
-        ((a, b, one[None], "BlockWise128x128", one, "TensorWise"), {}, ValueError, r"\(2, 1\)"),
-        ((a, b, [one, one], "TensorWise", one, "TensorWise"), {}, ValueError, "2 scales"),
-        ((a, b, one, "BlockWise1x32", one, "TensorWise"), {}, ValueError, "with their like"),
-        ((a, b, one, "BlockWise1x32", one, "BlockWise1x32"), {}, ValueError, "1 elements; 32 are"),
-        (whole, {"swizzle_b": "SWIZZLE_32_4_4"}, ValueError, "TensorWise are not swizzled"),
-        (whole, {"contraction_dim": (0, 1)}, ValueError, "contraction_dim"),
-        (whole, {"output_dtype": None}, TypeError, "output_dtype"),
-        (whole, {"output_dtype": torch.float8_e4m3fn}, TypeError, "output_dtype"),
-        (whole, {"biass": one}, TypeError, "biass"),
-        ((a, b, one.double(), "TensorWise", one, "TensorWise"), {}, TypeError, "scales are float32"),
-    ):  # fmt: skip
+    one, rows, whole = torch.ones(1), torch.ones(4, 1), "TensorWise"
+    coarse, fine = "BlockWise128x128", "BlockWise1x128"
+    for scale_a, recipe_a, scale_b, recipe_b, words in (
+        (one, "Tensorwise", one, whole, "known are TensorWise"),
+        (rows, whole, one, whole, r"requires \(\) or"),
+        (one, whole, rows, "RowWise", r"scale_b .* \(1, 8\)"),
+        (torch.ones(2, 4), fine, one, whole, r"\(4, 2\)"),
+        (one[None], coarse, one, whole, r"\(2, 1\)"),
+        ([one, one], whole, one, whole, "2 scales"),
+        ([one, one], [whole, whole], one, whole, "only BlockWise1x16"),
+        (one, "BlockWise1x32", one, whole, "with their like"),
+        (one, "BlockWise1x32", one, "BlockWise1x32", "1 elements; 32 are"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            scaled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b)
+    for more, error, words in (
+        ({"swizzle_b": "SWIZZLE_32_4_4"}, ValueError, "TensorWise are not swizzled"),
+        ({"contraction_dim": (0, 1)}, ValueError, "contraction_dim"),
+        ({"output_dtype": None}, TypeError, "output_dtype"),
+        ({"output_dtype": torch.float8_e4m3fn}, TypeError, "output_dtype"),
+        ({"biass": one}, TypeError, "biass"),
+    ):
         with pytest.raises(error, match=words):
-            scaled_mm(*arguments, **more)
+            scaled_mm(a, b, one, whole, one, whole, **more)
+    with pytest.raises(TypeError, match="scales are float32"):
+        scaled_mm(a, b, one.double(), whole, one, whole)

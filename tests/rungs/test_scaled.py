@@ -342,3 +342,32 @@ def test_pytorch_traces_it() -> None:
         torch.compile(
             lambda *g: gm.matmul(*g[:2], scale_a=g[2], rung="wgmma_int8"), backend="eager"
         )(a, b, rows)
+
+
+@needs_emulator
+def test_plans_say_what_applies_the_scales(caplog: Any) -> None:
+    """And so does the log where no kernel does, once."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(s).astype(numpy_dtype("float8_e4m3fn")) for s in ((64, 256),) * 2)
+    fine, coarse = (np.ones(s, np.float32) for s in ((64, 2), (2, 1)))
+    host = gm.plan("matmul", a, b.T, scale_a=fine, scale_b=coarse)
+    assert np.array_equal(
+        host(a, b.T, scale_a=fine, scale_b=coarse), gm.matmul(a, b.T, scale_a=fine, scale_b=coarse)
+    )
+    with pytest.raises(ValueError, match="other shapes"):
+        host(a, b.T, scale_a=fine, scale_b=fine.T)
+    for more in ({"epilogue": gm.Epilogue()}, {"device": "cuda"}):
+        with pytest.raises(ValueError, match="scales are planned with matmul alone"):
+            gm.plan("matmul", a, b.T, scale_a=fine, **more)
+    with emulated():
+        given = [gm.asarray(one, device="cuda:1") for one in (a, b.T, fine, coarse, fine.T)]
+        whole = {"scale_a": given[2], "scale_b": given[3]}
+        plan = gm.plan("matmul", *given[:2], **whole, rung="wgmma_float8_blocks")
+        assert plan.explain().endswith("64 x 2 and 2 x 1, of blocks: by the kernel that multiplies")
+        assert plan.choice.rung.name == "wgmma_float8_blocks"
+        whole["scale_b"] = given[4]
+        with caplog.at_level("WARNING", "gemmule"):
+            plans = [gm.plan("matmul", *given[:2], **whole) for _ in range(2)]
+        assert plans[1].explain().endswith("A and B are scaled first and multiplied in float32")
+        assert caplog.text.count("no proved kernel scales it") == 1
+        del given, whole, plans, plan

@@ -1,8 +1,8 @@
 """`scaled_mm`, with the names and layouts of `torch.nn.functional.scaled_mm`.
 
 What PyTorch's recipes say of scales becomes the shapes that `gemmule.matmul` takes: views, nothing
-is copied. Matrices in blocks of 16 and 32 steps (MXFP8, MXFP4, NVFP4) are widened to bfloat16, which
-holds each element exactly, and multiplied as such: no kernel here multiplies their codes.
+is copied. Matrices in blocks of 16 and 32 steps (MXFP8, MXFP4, NVFP4) are widened to bfloat16,
+which holds each element exactly, and multiplied as such: no kernel here multiplies their codes.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _names(given: Any, known: Sequence[str], what: str) -> list[str]:
-    """Return names of what are names or members of PyTorch's enumerations; ValueError for others."""
+    """Return names of names or members of PyTorch's enumerations; ValueError for unknown ones."""
     names = [getattr(one, "name", one) for one in _listed(given)]
     for name in names:
         if name not in known:
@@ -162,11 +162,15 @@ def _widened(
     more: Mapping[str, Any],
 ) -> Any:
     """Return the product of matrices in blocks of 16 or 32 steps, in float32."""
-    if recipes[0][0] != recipes[1][0] or any(names[1:] not in ([], ["TensorWise"]) for names in recipes):
+    if recipes[0][0] != recipes[1][0] or any(
+        names[1:] not in ([], ["TensorWise"]) for names in recipes
+    ):
         raise ValueError(f"blocks of 16 or 32 steps go with their like; recipes are {recipes}.")
     _say(recipes[0][0])
     lines = []
-    for axis, (matrix, found) in enumerate(zip((matrices[0], matrices[1].t()), scales, strict=True)):
+    for axis, (matrix, found) in enumerate(
+        zip((matrices[0], matrices[1].t()), scales, strict=True)
+    ):
         which = f"swizzle_{'ab'[axis]}"
         swizzle = _names(more.get(which), SWIZZLES, which)
         steps = STEPS[recipes[axis][0]]
