@@ -17,7 +17,7 @@ from cuemu.toolchain import missing_tools
 from device_tensors import Tensor
 from emulated_driver import emulated
 from gemmule import scaled as products
-from gemmule.core.problem import BYTES, numpy_dtype
+from gemmule.core.problem import BYTES, FLOAT8, numpy_dtype
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung
 from gemmule.dispatch import torch as torch_calls
@@ -221,15 +221,15 @@ def test_blocks_on_the_host(kinds: tuple[str, str], library: str) -> None:
 def test_blocks_on_a_device() -> None:
     """By the kernel where scales of B are blocks of 128 columns, or one; in any order in memory."""
     rng, name = np.random.default_rng(5), "wgmma_float8_blocks"
-    dtype = numpy_dtype("float8_e4m3fn")
+    mixes = itertools.cycle(itertools.product(FLOAT8, repeat=2))
     taken = [kinds for kinds in KINDS if kinds[1] in ("coarse", "one")]
     with emulated():
-        for at, kinds in enumerate(taken):
+        for at, (kinds, mix) in enumerate(zip(taken, mixes, strict=False)):
             m, n, k = (int(rng.integers(most // 2, most)) for most in (200, 400, 500))
             scales = blocks_of(rng, m, n, k, kinds)
             matrices = [
-                np.array(rng.standard_normal(shape), dtype, order="FC"[at // turn % 2])
-                for shape, turn in (((m, k), 1), ((k, n), 2))
+                np.array(rng.standard_normal(shape), numpy_dtype(dtype), order="FC"[at // turn % 2])
+                for shape, turn, dtype in zip(((m, k), (k, n)), (1, 2), mix, strict=True)
             ]
             exact, size = scaled_by_blocks(matrices, scales)
             given = [gm.asarray(one, device="cuda:1") for one in (*matrices, *scales)]
