@@ -17,7 +17,7 @@ from gemmule.core.grouped import Routing
 from gemmule.core.operand import deciding, multiply_by
 from gemmule.core.problem import HALVES
 from gemmule.core.words import Op
-from gemmule.finished import EpiloguePlan
+from gemmule.finished import EpiloguePlan, ScaledPlan, planned_scaled
 from gemmule.finished import planned as planned_epilogue
 from gemmule.general import device_of, untraced
 from gemmule.grouped import planned_grouped
@@ -26,8 +26,6 @@ from gemmule.options import options_of, shows, split, split_epilogue, split_scal
 from gemmule.plan import Plan, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.stack import QuantizedStack
-from gemmule.scaled_plan import ScaledPlan
-from gemmule.scaled_plan import planned as planned_scaled
 from gemmule.typing import Choices, Grouped, Keywords, Planned, Scalar, Scaled
 
 if TYPE_CHECKING:

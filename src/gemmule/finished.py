@@ -39,6 +39,8 @@ from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Rung
 from gemmule.plan import Plan, resolve
 from gemmule.scaled import OUTS, scaled_product
+from gemmule.scaled import ScaledPlan as ScaledPlan
+from gemmule.scaled import planned_scaled as planned_scaled
 from gemmule.storage import evidence
 
 Scalars = tuple[float, float]

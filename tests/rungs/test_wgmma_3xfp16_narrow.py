@@ -22,7 +22,7 @@ def spread(rng: Any, shape: tuple[int, int], binades: int) -> Any:
 
 
 def beside_large(rng: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
-    """Return a matrix with elements 2^-33 of the largest beside them, and one that meets only those."""
+    """Return a matrix with elements 2^-33 of those beside them, and one that meets only these."""
     a, b = rng.standard_normal(shape) * 2.0**-33, rng.standard_normal((shape[1], N))
     a[:, ::7], b[::7] = 1.5, 0.0
     return a, b

@@ -15,13 +15,13 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
-import gemmule
+from gemmule.api import matmul
 from gemmule.core.epilogue import Epilogue
 from gemmule.quant.float4 import VALUES
-from gemmule.scaled import BLOCK
 
 log = logging.getLogger("gemmule")
 
+BLOCK = 128
 SCALED = ("TensorWise", "RowWise", "BlockWise1x128", "BlockWise128x128")
 STEPS = {"BlockWise1x16": 16, "BlockWise1x32": 32}  # of the sum, that share a scale
 SWIZZLES = ("NO_SWIZZLE", "SWIZZLE_32_4_4")
@@ -106,7 +106,7 @@ def scaled_mm(
         if "SWIZZLE_32_4_4" in swizzle:
             raise ValueError(f"scales {recipes['ab'.index(which)][0]} are not swizzled.")
     bias = more.get("bias")
-    return gemmule.matmul(
+    return matmul(
         mat_a,
         mat_b,
         scale_a=_laid(scales[0][0], recipes[0][0], 0, mat_a.shape),
@@ -175,7 +175,7 @@ def _widened(
         swizzle = _names(more.get(which), SWIZZLES, which)
         steps = STEPS[recipes[axis][0]]
         lines.append(_exact(matrix, found[0], steps, swizzled=swizzle[:1] == ["SWIZZLE_32_4_4"]))
-    product = gemmule.matmul(lines[0], lines[1].t(), out_dtype=torch.float32)
+    product = matmul(lines[0], lines[1].t(), out_dtype=torch.float32)
     for found in scales:
         if found[1:]:
             product *= found[1].reshape(())
