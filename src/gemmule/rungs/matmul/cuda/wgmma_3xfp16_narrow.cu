@@ -175,41 +175,43 @@ wgmma_3xfp16_narrow(const GemmArgs given, const __grid_constant__ ptx::TensorMap
   float sum[WIDTH / 2], largest[2] = {0, 0}, lost[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; ++i) sum[i] = 0;
-  for (int s = 0; s < steps; ++s, advance()) {
-    const unsigned char* const here = smem + stage * STAGE;
+  struct Apart {
     u32 high[4][4], low[4][4];   // 16 steps, register of the instruction
     float back[2];
-    ptx::mbar_wait(full + 8 * stage, parity);
+  } even, odd;
+  auto take = [&](Apart& to, int which, int turn, int half) {   // a stage's floats of one of a thread's two rows
+    const unsigned char* const here = smem + which * STAGE;
+    ptx::mbar_wait(full + 8 * which, turn);
     // excerpt apart
+    const int row = mine + 8 * half;
+    float4 v[4];   // of 32 steps a thread has 8 side by side: so no bank is asked twice
+    float most = 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = mine + 8 * half;
-      float4 v[4];   // of 32 steps a thread has 8 side by side: so no bank is asked twice
-      float most = 0;
+    for (int i = 0; i < 4; ++i) {
+      v[i] = *(const float4*)(here + i / 2 * (WIDE / 2) + row * 128 + ((2 * quad + i % 2) ^ row % 8) * 16);
+      most = fmaxf(fmaxf(fmaxf(most, fabsf(v[i].x)), fmaxf(fabsf(v[i].y), fabsf(v[i].z))), fabsf(v[i].w));
+    }
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    const Power power(most);
+    float least = most;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        v[i] = *(const float4*)(here + i / 2 * (WIDE / 2) + row * 128 + ((2 * quad + i % 2) ^ row % 8) * 16);
-        most = fmaxf(fmaxf(fmaxf(most, fabsf(v[i].x)), fmaxf(fabsf(v[i].y), fabsf(v[i].z))), fabsf(v[i].w));
-      }
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      const Power power(most);
-      float least = most;
+    for (int i = 0; i < 4; ++i) {
+      least = fminf(fminf(fminf(least, fabsf(v[i].x)), fminf(fabsf(v[i].y), fabsf(v[i].z))), fabsf(v[i].w));
+      take_apart(v[i].x, v[i].y, power.to, to.high[i][half], to.low[i][half]);
+      take_apart(v[i].z, v[i].w, power.to, to.high[i][half + 2], to.low[i][half + 2]);
+    }
+    to.back[half] = power.back, largest[half] = fmaxf(largest[half], power.back);
+    if (least * power.to < 0x1p-14f) {   // zeros, or lost
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        least = fminf(fminf(fminf(least, fabsf(v[i].x)), fminf(fabsf(v[i].y), fabsf(v[i].z))), fabsf(v[i].w));
-        take_apart(v[i].x, v[i].y, power.to, high[i][half], low[i][half]);
-        take_apart(v[i].z, v[i].w, power.to, high[i][half + 2], low[i][half + 2]);
-      }
-      back[half] = power.back, largest[half] = fmaxf(largest[half], power.back);
-      if (least * power.to < 0x1p-14f) {   // zeros, or lost
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (is_lost(v[i].x * power.to) | is_lost(v[i].y * power.to) | is_lost(v[i].z * power.to) | is_lost(v[i].w * power.to))
-            lost[half] = fmaxf(lost[half], power.back);
-      }
+      for (int i = 0; i < 4; ++i)
+        if (is_lost(v[i].x * power.to) | is_lost(v[i].y * power.to) | is_lost(v[i].z * power.to) | is_lost(v[i].w * power.to))
+          lost[half] = fmaxf(lost[half], power.back);
     }
     // end of excerpt
+  };
+  // Multiplies one stage, and takes the next apart meanwhile: half by half where registers are few.
+  auto multiply_and_take = [&](const Apart& now, Apart& next, bool more) {
     const u32 at = data + stage * STAGE + WIDE;
     const u64 of_high = TileB::descriptor(at), of_low = TileB::descriptor(at + TileB::BYTES);
     auto join = [&](const float (&part)[WIDTH / 2], float unit) {   // a stage's sum, times its powers
@@ -218,38 +220,53 @@ wgmma_3xfp16_narrow(const GemmArgs given, const __grid_constant__ ptx::TensorMap
         const float2 of = *(const float2*)&powers[stage][i * 2 + quad * 2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          sum[i + 2 * half] += part[i + 2 * half] * (back[half] * unit * fabsf(of.x));
-          sum[i + 2 * half + 1] += part[i + 2 * half + 1] * (back[half] * unit * fabsf(of.y));
+          sum[i + 2 * half] += part[i + 2 * half] * (now.back[half] * unit * fabsf(of.x));
+          sum[i + 2 * half + 1] += part[i + 2 * half + 1] * (now.back[half] * unit * fabsf(of.y));
         }
       }
     };
     float part[WIDTH / 2], cross[WIDTH / 2];
+    auto high_products = [&] {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) ptx::wgmma_f16_ra<WIDTH>(part, now.high[i], of_high + (i * TileB::NEXT >> 4), i > 0);
+    };
     auto low_products = [&](float (&d)[WIDTH / 2]) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ptx::wgmma_f16_ra<WIDTH>(d, low[i], of_high + (i * TileB::NEXT >> 4), i > 0);
+      for (int i = 0; i < 4; ++i) ptx::wgmma_f16_ra<WIDTH>(d, now.low[i], of_high + (i * TileB::NEXT >> 4), i > 0);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ptx::wgmma_f16_ra<WIDTH>(d, high[i], of_low + (i * TileB::NEXT >> 4), true);
+      for (int i = 0; i < 4; ++i) ptx::wgmma_f16_ra<WIDTH>(d, now.high[i], of_low + (i * TileB::NEXT >> 4), true);
     };
+    const int ahead = stage + 1 == STAGES ? 0 : stage + 1, turn = ahead ? parity : parity ^ 1;
     ptx::wgmma_fence();
     if constexpr (BY_TURNS) {
       low_products(part);
       ptx::wgmma_commit();
+      if (more) take(next, ahead, turn, 0);
       ptx::wgmma_wait<0>();
       join(part, 0x1p-11f);
       ptx::wgmma_fence();
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) ptx::wgmma_f16_ra<WIDTH>(part, high[i], of_high + (i * TileB::NEXT >> 4), i > 0);
-    if constexpr (!BY_TURNS) low_products(cross);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    if constexpr (!BY_TURNS) {
+      high_products();
+      ptx::wgmma_commit();
+      if (more) take(next, ahead, turn, 1);
+      ptx::wgmma_wait<0>();
+    } else {
+      high_products();
+      low_products(cross);
+      ptx::wgmma_commit();
+      if (more) take(next, ahead, turn, 0), take(next, ahead, turn, 1);
+      ptx::wgmma_wait<0>();
 #pragma unroll
       for (int i = 0; i < WIDTH / 2; ++i) part[i] += cross[i] * 0x1p-11f;
     }
     join(part, 1.0f);
     __syncwarp();
     if (lane == 0) ptx::mbar_arrive(empty + 8 * stage);
+    advance();
+  };
+  if (steps > 0) take(even, 0, 0, 0), take(even, 0, 0, 1);
+  for (int s = 0; s < steps; s += 2) {
+    multiply_and_take(even, odd, s + 1 < steps);
+    if (s + 1 < steps) multiply_and_take(odd, even, s + 2 < steps);
   }
   float* const sums = work.sums + (i64)blockIdx.y * p.m * p.n;
   const i64 row = top + mine;
@@ -278,8 +295,8 @@ __global__ void __launch_bounds__(ALL) add_parts(const GemmArgs given) {
   const float each = float((work.pieces + PARTS - 1) / PARTS * DEPTH * 4);
   const int lane = threadIdx.x % 32;
   for (i64 warp = ((i64)blockIdx.x * ALL + threadIdx.x) / 32; warp * 32 < count; warp += (i64)gridDim.x * (ALL / 32)) {
-    const i64 e = min(warp * 32 + lane, count - 1);
-    const i64 row = p.c_row == 1 ? e % p.m : e / p.n, column = p.c_row == 1 ? e / p.m : e % p.n;
+    const u32 e = u32(min(warp * 32 + lane, count - 1)), m = u32(p.m), n = u32(p.n);   // so few sums are taken
+    const i64 row = p.c_row == 1 ? e % m : e / n, column = p.c_row == 1 ? e / m : e % n;
     float total = 0, off = 0;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
