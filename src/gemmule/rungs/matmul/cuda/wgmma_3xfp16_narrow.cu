@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 wgmma_3xfp16_narrow(const GemmArgs given, const __grid_constant__ ptx::TensorMap map_a) {
   typedef HalfTile<WIDTH, true> TileB;
   constexpr u32 STAGE = WIDE + PLANES * TileB::BYTES;
-  constexpr bool BY_TURNS = WIDTH > 64;   // the low products' sum first, then the high ones' in the same registers
+  constexpr bool BY_TURNS = WIDTH > 64;   // low products first, then the high ones in the same registers
   extern __shared__ __align__(1024) unsigned char smem[];
   __shared__ __align__(16) float powers[STAGES][WIDTH];
   __shared__ __align__(8) u64 bars[2 * STAGES];
@@ -214,21 +214,21 @@ wgmma_3xfp16_narrow(const GemmArgs given, const __grid_constant__ ptx::TensorMap
   auto multiply_and_take = [&](const Apart& now, Apart& next, bool more) {
     const u32 at = data + stage * STAGE + WIDE;
     const u64 of_high = TileB::descriptor(at), of_low = TileB::descriptor(at + TileB::BYTES);
-    auto join = [&](const float (&part)[WIDTH / 2], float unit) {   // a stage's sum, times its powers
+    auto join = [&](const float (&part)[WIDTH / 2]) {   // a stage's sum, times its powers
 #pragma unroll
       for (int i = 0; i < WIDTH / 2; i += 4) {
         const float2 of = *(const float2*)&powers[stage][i * 2 + quad * 2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          sum[i + 2 * half] += part[i + 2 * half] * (now.back[half] * unit * fabsf(of.x));
-          sum[i + 2 * half + 1] += part[i + 2 * half + 1] * (now.back[half] * unit * fabsf(of.y));
+          sum[i + 2 * half] += part[i + 2 * half] * (now.back[half] * fabsf(of.x));
+          sum[i + 2 * half + 1] += part[i + 2 * half + 1] * (now.back[half] * fabsf(of.y));
         }
       }
     };
     float part[WIDTH / 2], cross[WIDTH / 2];
     auto high_products = [&] {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ptx::wgmma_f16_ra<WIDTH>(part, now.high[i], of_high + (i * TileB::NEXT >> 4), i > 0);
+      for (int i = 0; i < 4; ++i) ptx::wgmma_f16_ra<WIDTH>(part, now.high[i], of_high + (i * TileB::NEXT >> 4), BY_TURNS || i > 0);
     };
     auto low_products = [&](float (&d)[WIDTH / 2]) {
 #pragma unroll
@@ -243,7 +243,8 @@ wgmma_3xfp16_narrow(const GemmArgs given, const __grid_constant__ ptx::TensorMap
       ptx::wgmma_commit();
       if (more) take(next, ahead, turn, 0);
       ptx::wgmma_wait<0>();
-      join(part, 0x1p-11f);
+#pragma unroll
+      for (int i = 0; i < WIDTH / 2; ++i) part[i] *= 0x1p-11f;   // on top of which go the high ones
       ptx::wgmma_fence();
       high_products();
       ptx::wgmma_commit();
@@ -258,7 +259,7 @@ wgmma_3xfp16_narrow(const GemmArgs given, const __grid_constant__ ptx::TensorMap
 #pragma unroll
       for (int i = 0; i < WIDTH / 2; ++i) part[i] += cross[i] * 0x1p-11f;
     }
-    join(part, 1.0f);
+    join(part);
     __syncwarp();
     if (lane == 0) ptx::mbar_arrive(empty + 8 * stage);
     advance();
