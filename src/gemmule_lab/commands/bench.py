@@ -18,8 +18,10 @@ SUITES = {
         "matvec",
         "chained",
         "matmul",
+        "bytes",
         "quantised",
         "replaced",
+        "epilogues",
         "host",
         "split",
         *OF_BOTH,
@@ -114,7 +116,7 @@ def bench(
         from gemmule_lab.distributed import session as distributed
 
         return distributed.start(device, sizes, out)
-    from gemmule_lab.bench import grouped, host_to_host, session, suites
+    from gemmule_lab.bench import epilogues, grouped, host_to_host, session, suites
     from gemmule_lab.bench.quiet import Patience
     from gemmule_lab.harness.host import HostBench, rates_hint
     from gemmule_lab.harness.neighbours import processors_in_use
@@ -122,6 +124,8 @@ def bench(
 
     if suite == "grouped":
         return grouped.show(None if backend == "cpu" else options.ordinal_of(device), out)
+    if suite == "epilogues":
+        return epilogues.show(options.ordinal_of(device), out)
     if suite == "split":
         from gemmule.backends.cuda.arrays import ordinal_named
 
