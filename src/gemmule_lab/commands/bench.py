@@ -19,6 +19,7 @@ SUITES = {
         "chained",
         "matmul",
         "bytes",
+        "complex",
         "quantised",
         "replaced",
         "epilogues",
@@ -30,6 +31,7 @@ SUITES = {
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 QUANTIZED = ("int8", "int4", "int8 x int8", "int4 x int8")
 INTEGERS = ("plain int8", "plain int32", "plain int64")
+OTHERS = ("float8", "complex64", "complex128")
 CEILING_SECONDS = 8.0
 SECONDS = {"cpu": 2.0, "cuda": 0.6}
 
@@ -60,7 +62,7 @@ def _suites(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     "--format",
     "formats",
     "Only this number format; may be repeated.",
-    (*FLOATS, *QUANTIZED, *INTEGERS),
+    (*FLOATS, *QUANTIZED, *INTEGERS, *OTHERS),
 )
 @options.some(
     "--size",
