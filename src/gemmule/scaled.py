@@ -28,10 +28,12 @@ from gemmule.arrays.interop import (
     unwrap_all,
 )
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.backends.cuda.scaled import ScaledLauncher
+from gemmule.backends.cuda.scaled import FinishedScaledLauncher, ScaledLauncher
 from gemmule.choose import scaled_choice
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import NAMES, Options, canonical
+from gemmule.core.choice import Choice
+from gemmule.core.epilogue import FUNCTIONS
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import BYTES, FLOAT8, HALVES, check_problem, matmul_shape, numpy_dtype
 from gemmule.plan import resolve
@@ -68,7 +70,7 @@ def scaled_product(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, options
     left, right, target = unwrap_all(a, b, NAMES["matmul"], out)
     dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
     shape = result_shape(left.form.shape, right.form.shape)
-    scales = _scales(scale_a, scale_b, (*shape, left.form.shape[1]), left)
+    scales = scales_of(scale_a, scale_b, (*shape, left.form.shape[1]), left)
     given = Scaled(left, right, scales, target)
     if target is None:
         target = empty_like_kind(shape, dtype, left)
@@ -120,7 +122,7 @@ def _bound_call(tensors: tuple[Any, ...], options: Options) -> Any:
     left, right, _ = unwrap_all(tensors[0], tensors[1], NAMES["matmul"], None)
     dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
     shape = result_shape(left.form.shape, right.form.shape)
-    scales = _scales(tensors[2], tensors[3], (*shape, left.form.shape[1]), left)
+    scales = scales_of(tensors[2], tensors[3], (*shape, left.form.shape[1]), left)
     ordinal = tensors[0].get_device()
     launcher = None
     if 0 not in shape:
@@ -202,7 +204,7 @@ def check_scale(shape: tuple[int, ...], dtype: str, sizes: tuple[int, int], axis
     return True
 
 
-def _scales(scale_a: Any, scale_b: Any, sizes: tuple[int, int, int], like: Operand) -> Scales:
+def scales_of(scale_a: Any, scale_b: Any, sizes: tuple[int, int, int], like: Operand) -> Scales:
     """Return both scales of a product of these sizes (m, n, k), checked."""
     found, by_blocks = [], False
     for axis, scale in enumerate((scale_a, scale_b)):
@@ -251,9 +253,36 @@ class Lie(NamedTuple):
     kernels: tuple[bool, ...]
 
 
+def finishing(
+    given: Scaled, dtype: str, activation: str | None, options: Options
+) -> FinishedScaledLauncher | None:
+    """Return what computes a scaled product with an epilogue in one go, or None."""
+    left, right, scales, out = given
+    if left.device == "cpu" or out is None:
+        return None
+    kernels = kernels_for(scales, out.form.shape[1])
+    lie = Lie(left.form, right.form, out.form, left.device, kernels)
+    return finished_once(lie, dtype, activation, options)
+
+
+@remembered(1024)
+def finished_once(
+    lie: Lie, dtype: str, activation: str | None, options: Options
+) -> FinishedScaledLauncher | None:
+    """Return `finishing`'s launcher for operands that lie so."""
+    choice = _choice(lie, dtype, options, FUNCTIONS[activation])
+    return None if choice is None else FinishedScaledLauncher(choice, activation)
+
+
 @remembered(1024)
 def fused(lie: Lie, dtype: str, options: Options) -> ScaledLauncher | None:
     """Return what computes a scaled product on a GPU in one go, or None: no proved kernel does."""
+    choice = _choice(lie, dtype, options)
+    return None if choice is None else ScaledLauncher(choice)
+
+
+def _choice(lie: Lie, dtype: str, options: Options, function: str | None = None) -> Choice | None:
+    """Return the choice of a kernel that scales, and applies an epilogue's function if given."""
     a, b, out, device, kernels = lie
     # Strides and alignment are those of bytes: any of them stands for the operands' dtypes.
     left, right = (form._replace(dtype=FLOAT8[0]) for form in (a, b))
@@ -264,8 +293,7 @@ def fused(lie: Lie, dtype: str, options: Options) -> ScaledLauncher | None:
     if call.swapped or call.outer or problem.op != "matmul":
         return None
     machine = backends.get("cuda").machine(device)
-    choice = scaled_choice(replace(call, problem=problem), machine, options, kernels)
-    return None if choice is None else ScaledLauncher(choice)
+    return scaled_choice(replace(call, problem=problem), machine, options, kernels, function)
 
 
 def _apart(given: Scaled, target: Operand, options: Options) -> None:

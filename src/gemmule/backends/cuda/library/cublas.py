@@ -203,7 +203,8 @@ class Prepared:
 
     `rank`: 0 for the algorithm that the heuristic thinks best, 1 for the next, and so on to the
     last that it knows. `workspace_bytes` are to be given to each call. finish: an epilogue by the
-    library's number, the address of its bias or 0, and the step of the C that it adds.
+    library's number, the address of its bias or 0, and the steps of the C that it adds, from line
+    to line and from one product of a batch to the next.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class Prepared:
         gemm: Gemm,
         ordinal: int,
         rank: int = 0,
-        finish: tuple[int, int, int] | None = None,
+        finish: tuple[int, int, int, int] | None = None,
     ) -> None:
         self._handle, self._call = handle(ordinal), library().cublasLtMatmul
         self._words, made = f"{gemm.first} x {gemm.second}", _Made()
@@ -221,7 +222,8 @@ class Prepared:
         self._layouts.insert(2, self._layouts[2])
         if finish is not None:
             made.finish(self._product, *finish[:2])
-            self._layouts[2] = made.layout(replace(gemm.result, step=finish[2]), gemm.batch)
+            added = replace(gemm.result, step=finish[2], batch_step=finish[3])
+            self._layouts[2] = made.layout(added, gemm.batch)
         with driver.on_device(ordinal):
             self._chosen = self._choose(made.preference(gemm, ordinal), rank)
         self._algorithm = ctypes.addressof(self._chosen)  # which it begins with
