@@ -214,7 +214,8 @@ def hunt(
     ordinal: int, out: Path, seed: int, seconds: float, products: int | None = None
 ) -> dict[str, Any]:
     """Measure random cases for so long, print the worst beside PyTorch, write all."""
-    end, found = time.monotonic() + seconds, []
+    end = time.monotonic() + seconds
+    found: list[list[dict[str, Any]]] = []
     for case in itertools.islice(random_cases(seed), products):
         if found and time.monotonic() >= end:
             break
