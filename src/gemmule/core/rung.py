@@ -330,7 +330,8 @@ class CudaRung(Rung):
     (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
     (`_cuda/scales.cuh`); `by_blocks`: scales of A's rows, or 128 of them, by 128 steps of the sum,
-    and of B's 128 columns by those. `finished`: those with EPILOGUE (`_cuda/epilogue.cuh`).
+    and of B's 128 columns by those. `finished`: those with EPILOGUE (`_cuda/epilogue.cuh`), with
+    SCALES as well where the rung scales.
     `routed`: the launch of a grouped product of few rows that nobody sorted
     (`_cuda/few_rows.cuh`), or None where there is none.
     """
@@ -371,7 +372,7 @@ class CudaRung(Rung):
         """Return why the rung does not take `problem` with an epilogue on this machine, or None."""
         if (problem.a, problem.b, problem.out) not in self.finished:
             return f"it finishes no {problem.a} x {problem.b} -> {problem.out}"
-        return self.refusal(problem)
+        return self.refusal_scaled(problem) if self.scaled else self.refusal(problem)
 
     def unscaled(self, problem: Problem) -> str:
         """Return the dtype of the result of which `problem` is scaled: that of a plain product."""
