@@ -228,6 +228,8 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
           float finished[Staged<TC>::COLS / 2];
           finish_sums<TC>(p, batch, row + 64 * r + t / 32 * 16, col + c, sum[r] + c / 2, finished);
           Staged<TC>::put(out + buffer * OUT, finished, 1.0f);
+#elif defined(RESIDUES)
+          Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, batch);
 #else
           Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, alpha);
 #endif
