@@ -46,7 +46,7 @@ def multiply(
 ) -> tuple[Any, Any]:
     """Return the product, and which tiles of it were multiplied as doubles."""
     problem = make_problem("matmul", A.shape[0], B.shape[1], A.shape[1], DOUBLES)
-    call, kernels = proofs.packed_call(problem), kernels_in("matmul", "wgmma_int8")
+    call, kernels = proofs.packed_call(problem), kernels_in("matmul", "wgmma_float8")
     run = residues.ByResidues(problem, call, kernels, {"moduli": moduli}, panel)
     a, b = (gm.asarray(np.ascontiguousarray(one), device="cuda") for one in (A, B))
     old = np.full((problem.m, problem.n), np.nan) if old is None else old
@@ -138,6 +138,26 @@ def test_small_beside_large_numbers_meet_the_bound(device: None) -> None:
         C, flags = multiply(A, B)
         assert flags.any() == (power > 3)
         assert worst(C, A, B) < 1
+
+
+def test_large_numbers_that_cancel_leave_small_ones(device: None) -> None:
+    A, B = np.zeros((2, 64)), np.zeros((64, 2))
+    A[:, :3], B[:3] = [2.0**48 - 1, 2.0**48 + 1, 3], [[2.0**48 + 1], [1 - 2.0**48], [1]]
+    C, flags = multiply(A, B)
+    assert np.array_equal(C, np.full((2, 2), 3.0))
+    assert not flags.any()
+
+
+def test_the_last_bit_that_integers_keep(device: None) -> None:
+    """Half of it is rounded away, and nothing large is there to hide that."""
+    A, B = np.zeros((2, 64)), np.zeros((64, 2))
+    A[:, 0], B[1] = 1, 1
+    power = math.floor(math.log2(residues.largest_norm(64, 14)))
+    for lost in (0, 1):
+        A[:, 1] = 2.0 ** (-power - lost)
+        C, flags = multiply(A, B)
+        assert np.array_equal(C, np.full((2, 2), A[0, 1]))
+        assert flags.all() == lost
 
 
 def test_what_is_not_finite_or_far_off(device: None) -> None:

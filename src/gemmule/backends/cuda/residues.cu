@@ -22,7 +22,7 @@ struct Part {
 };
 struct Line {
   double sum, error;     // at least the sum of its absolute values; what each is rounded by at most
-  int power, coarse;     // times 2^power numbers become integers, times 2^coarse bytes
+  int power, coarse;     // times 2^power numbers become integers, times 2^coarse float8
   double unused;
 };
 
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(THREADS) settle(const MeasureArgs p) {
     found.error = __longlong_as_double(0x7ff0000000000000ll);
   } else if (all.largest != 0) {
     found.power = exponent_of(p.most / (sqrt(all.squares) * MORE));
-    found.coarse = 6 - exponent_of(all.largest);
+    found.coarse = 14 - exponent_of(all.largest);
     found.error = all.lowest >= -found.power ? 0 : power_of_two(-found.power - 1);
   }
   ((Line*)p.lines_to)[line] = found;
@@ -120,7 +120,7 @@ __device__ constexpr int powers_of(int m, int first) {
   return int(word);
 }
 
-// N residues of each number, or where N is 0 the highest 7 bits beside the line's largest.
+// N residues of each number, or where N is 0 its size as float8 (e5m2), cut off.
 template <bool ALONG, int N>
 __global__ void __launch_bounds__(THREADS) take(const TakeArgs p) {
   __shared__ double tile[ALONG ? 1 : STEPS * LINES + STEPS / EIGHT];
@@ -154,10 +154,12 @@ __global__ void __launch_bounds__(THREADS) take(const TakeArgs p) {
     const Line& known = ((const Line*)p.lines_at)[row + line];
     unsigned char* to = (unsigned char*)p.to + (row + line) * p.width + first + eight;
     if constexpr (N == 0) {
-      const double scale = power_of_two(known.coarse);
       u32 words[2] = {};
 #pragma unroll
-      for (int i = 0; i < EIGHT; ++i) words[i / 4] |= u32(int(fmin(fabs(v[i]) * scale, 127.0))) << 8 * (i % 4);
+      for (int i = 0; i < EIGHT; ++i) {   // exponent and two digits, exponents counted from 15 for 1023
+        const int code = int(__double_as_longlong(v[i]) >> 50 & 0x1fff) + 4 * (known.coarse + 15 - 1023);
+        words[i / 4] |= u32(code < 4 ? 0 : min(code, 0x7b)) << 8 * (i % 4);
+      }
       *(uint2*)to = make_uint2(words[0], words[1]);
     } else {
       const double scale = power_of_two(known.power);
@@ -196,7 +198,7 @@ struct JudgeArgs {
   const void* lines_a;
   const void* lines_b;
   unsigned char* flags;
-  const int* sums;      // of products of highest bits, of some steps: C is made of at least as much
+  const float* sums;    // of products of sizes, of some steps: C is made of at least as much
   i64 rows, columns, lead, across;   // of C, int32 from row to row, flags of a row of tiles
   i64 live_at, all_live_at;          // bytes from the flags
   double steps, share;  // what of the sum of absolute products a sum may be wrong by

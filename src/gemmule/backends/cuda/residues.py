@@ -5,8 +5,8 @@ their product stays below half the product M of some coprime moduli of at most 2
 the residues modulo one of these is one of bytes, exact; together they tell the product of the
 integers, which is scaled back.
 
-What is rounded away is small beside a line's norm, not beside each number. So first the highest
-bits of some steps are multiplied, which says what the sum of absolute products is at least; tiles
+What is rounded away is small beside a line's norm, not beside each number. So first the sizes of
+some steps are multiplied as float8, which says what the sum of absolute products is at least; tiles
 of C for which that is too little, and lines that are not finite or beyond 2^400, are left to a
 kernel that multiplies doubles. All of it is decided on the device. C goes by panels, so that the
 workspace stays bounded.
@@ -38,7 +38,7 @@ PLACE = 256  # what places in the workspace are multiples of
 PANEL = 8192, 4096  # rows and columns of C that are computed in one go, multiples of TILE
 TILE, GROUP, CHUNK = 64, 64, 512  # as in the kernels
 HEIGHT, WIDTH, RING = 128, 256, 4  # tiles of the products of residues, and their stages
-SHARE = 4  # a part of the bound of a sum of doubles is what integers may be wrong by
+SHARE = 0.48  # of the bound of a sum of doubles, which integers may take; 3 % is float8's error
 PIECE = 42  # bits of a number by which sums of multiples of residues are exact in doubles
 _LINE, _PART, _THREADS, _MOST_BLOCKS = 32, 32, 256, 1 << 20
 _MEASURE, _TAKE = struct.Struct("<4Q5qd"), struct.Struct("<4Q7q")
@@ -73,11 +73,11 @@ class Plan:
     @property
     def every(self) -> int:
         """Of how many groups of steps one is looked at beforehand."""
-        return max(1, min(8, -(-self.k // GROUP) // 8))
+        return max(1, min(4, -(-self.k // GROUP) // 16))
 
     @property
     def sample(self) -> int:
-        """Bytes of a line of highest bits."""
+        """Bytes of a line of sizes."""
         return math.ceil(math.ceil(self.k / GROUP) / self.every) * GROUP
 
     @property
@@ -204,7 +204,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A product of highest bits, a launch of another rung."""
+    """A product of sizes, a launch of another rung."""
 
     rows: range
     columns: range
@@ -303,7 +303,7 @@ def _judged(p: Plan, rows: range, columns: range, live: tuple[int, int]) -> Laun
     of_rows, own = (place - flags for place in live)
     packed = _JUDGE.pack(
         0, 0, 0, 0, len(rows), len(columns), p.lead, p.across, own, of_rows,
-        float(p.k), p.k / SHARE * 2.0**-53,
+        float(p.k), SHARE * p.k * 2.0**-53,
     )  # fmt: skip
     places = (*_lines(p, rows, columns), ("work", flags), ("work", at["c"]))
     tiles = -(-len(rows) // TILE) * -(-len(columns) // TILE)
@@ -442,10 +442,11 @@ class ByResidues:
     def _sampled(
         self, one: Sampled, ordinal: int
     ) -> tuple[Start, tuple[tuple[str, int], ...], bool]:
-        """Return what starts the product of highest bits of a panel."""
+        """Return what starts the product of sizes of a panel."""
         p, at = self.plan, self.plan.places()
         rows, columns, k = len(one.rows), len(one.columns), p.sample
-        made = Problem("matmul", rows, columns, k, a="int8", b="int8", out="int32", layout_b="col")
+        float8 = "float8_e5m2"
+        made = Problem("matmul", rows, columns, k, a=float8, b=float8, layout_b="col")
         views = (
             View((rows, k), (k, 1)),
             View((k, columns), (1, k)),

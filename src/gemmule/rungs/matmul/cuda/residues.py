@@ -6,7 +6,7 @@ product is one of bytes, exact, and by the Chinese remainder theorem the residue
 
 Integers keep some 48 bits beside a line's norm, so that errors of numbers of one size are below
 those of sums of doubles. Where sizes differ by too much for the bound of such sums, as a product of
-the highest bits tells, and where numbers are not finite, tiles of C are multiplied as doubles.
+sizes as float8 tells, and where numbers are not finite, tiles of C are multiplied as doubles.
 Plans take it where `precision="float64"` asks for doubles by whatever way.
 """
 
@@ -42,12 +42,12 @@ LONGEST = longest_int32_sum("int8", "int8")
 
 
 def _bind(problem: Problem, call: Call, params: Params) -> Callable[..., None]:
-    return residues.ByResidues(problem, call, kernels_in("matmul", "wgmma_int8"), params)
+    return residues.ByResidues(problem, call, kernels_in("matmul", "wgmma_float8"), params)
 
 
 def _spec(problem: Problem, call: Call) -> residues.Told:
     texts = residues.SOURCE, *(HEADERS_FOLDER / f"{name}.cuh" for name in HEADERS)
-    rung = kernels_in("matmul", "wgmma_int8")
+    rung = kernels_in("matmul", "wgmma_float8")
     return residues.told(problem, call, RUNG.defaults(), rung, " ".join(map(digest, texts)))
 
 
