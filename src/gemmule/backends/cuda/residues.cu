@@ -9,7 +9,7 @@ constexpr int MOST = 16;   // moduli
 __device__ constexpr int MODULI[MOST] = {256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193};
 constexpr int THREADS = 256, CHUNK = 512;   // steps of a line that are measured in one go
 constexpr int LINES = 16, STEPS = 128, EIGHT = 8, GROUP_STEPS = 64;   // of a tile of residues; a thread's; a sample's
-constexpr int TILE = 64;   // rows and columns of C that share a flag
+constexpr int TILE = 128;  // rows and columns of C that share a flag
 
 __device__ __forceinline__ double power_of_two(int e) { return __longlong_as_double(i64(e + 1023) << 52); }
 __device__ __forceinline__ int exponent_of(double v) { return int(__double_as_longlong(v) >> 52 & 2047) - 1023; }
@@ -18,7 +18,7 @@ __device__ __forceinline__ int exponent_of(double v) { return int(__double_as_lo
 
 struct Part {
   double sum, squares, largest;
-  int lowest, strange;   // the exponent of the lowest bit that is set; whether one is not finite
+  i64 lowest;            // the exponent of the lowest bit that is set
 };
 struct Line {
   double sum, error;     // at least the sum of its absolute values; what each is rounded by at most
@@ -41,37 +41,42 @@ __device__ __forceinline__ void add(Part& p, double v) {
   const i64 digits = (bits & ((1ll << 52) - 1)) | (e ? 1ll << 52 : 0);
   const double size = fabs(v);
   p.sum += size, p.squares = fma(v, v, p.squares), p.largest = fmax(p.largest, size);
-  if (digits) p.lowest = min(p.lowest, max(e, 1) - 1076 + __ffsll(digits));
-  p.strange |= e == 2047;
+  if (digits) p.lowest = min(p.lowest, i64(max(e, 1) - 1076 + __ffsll(digits)));
 }
-__device__ __forceinline__ Part nothing() { return {0, 0, 0, 1 << 20, 0}; }
+__device__ __forceinline__ void join(Part& p, const Part& q) {
+  p.sum += q.sum, p.squares += q.squares, p.largest = fmax(p.largest, q.largest), p.lowest = min(p.lowest, q.lowest);
+}
+__device__ __forceinline__ Part nothing() { return {0, 0, 0, 1 << 20}; }
 
-// A warp measures CHUNK steps of a line that lies along them, or a thread those of a line that lies across.
+// CHUNK steps of a line that lies along them are measured by a warp; of 32 lines that lie across them by a block.
 template <bool ALONG>
 __global__ void __launch_bounds__(THREADS) measure(const MeasureArgs p) {
-  const i64 parts = (p.steps + CHUNK - 1) / CHUNK;
-  const i64 unit = ((i64)blockIdx.x * THREADS + threadIdx.x) / (ALONG ? 32 : 1);
-  const i64 padded = ALONG ? p.lines : (p.lines + 31) / 32 * 32;   // neighbours are lines
-  const i64 line = unit % padded, part = unit / padded;
-  if (part >= parts || line >= p.lines) return;
+  constexpr int WARPS = THREADS / 32, SHARE = ALONG ? CHUNK : CHUNK / WARPS;   // a warp's steps
+  __shared__ Part met[ALONG ? 1 : WARPS][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const i64 blocks = ALONG ? p.lines : (p.lines + 31) / 32;
+  const i64 unit = ALONG ? (i64)blockIdx.x * WARPS + warp : blockIdx.x;
+  const i64 part = unit / blocks, line = ALONG ? unit % blocks : unit % blocks * 32 + lane;
+  const i64 first = part * CHUNK + (ALONG ? 0 : warp * SHARE), end = min(p.steps, first + SHARE);
   const double* from = (const double*)p.from + line * p.line_step;
-  const i64 end = min(p.steps, (part + 1) * CHUNK);
   Part found = nothing();
-  const int lane = threadIdx.x % 32;
+  if (line < p.lines)
 #pragma unroll 8
-  for (i64 s = part * CHUNK + (ALONG ? lane : 0); s < end; s += ALONG ? 32 : 1) add(found, from[s * p.step_step]);
+    for (i64 s = first + (ALONG ? lane : 0); s < end; s += ALONG ? 32 : 1) add(found, from[s * p.step_step]);
   if (ALONG) {
 #pragma unroll
-    for (int d = 16; d; d /= 2) {
-      found.sum += __shfl_xor_sync(~0u, found.sum, d);
-      found.squares += __shfl_xor_sync(~0u, found.squares, d);
-      found.largest = fmax(found.largest, __shfl_xor_sync(~0u, found.largest, d));
-      found.lowest = min(found.lowest, __shfl_xor_sync(~0u, found.lowest, d));
-      found.strange |= __shfl_xor_sync(~0u, found.strange, d);
-    }
+    for (int d = 16; d; d /= 2)
+      join(found, {__shfl_xor_sync(~0u, found.sum, d), __shfl_xor_sync(~0u, found.squares, d),
+                   __shfl_xor_sync(~0u, found.largest, d), __shfl_xor_sync(~0u, found.lowest, d)});
     if (lane) return;
+  } else {
+    met[warp][lane] = found;
+    __syncthreads();
+    if (warp) return;
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w) join(found, met[w][lane]);
   }
-  ((Part*)p.parts)[part * p.lines + line] = found;
+  if (part * CHUNK < p.steps && line < p.lines) ((Part*)p.parts)[part * p.lines + line] = found;
 }
 
 // A line's scale: the largest power of two that leaves its norm below `most`.
@@ -80,14 +85,11 @@ __global__ void __launch_bounds__(THREADS) settle(const MeasureArgs p) {
   if (line < p.live_count) ((int*)p.live)[line] = 0;
   if (line >= p.lines) return;
   Part all = nothing();
-  for (i64 part = 0; part < parts; ++part) {
-    const Part one = ((const Part*)p.parts)[part * p.lines + line];
-    all.sum += one.sum, all.squares += one.squares, all.largest = fmax(all.largest, one.largest);
-    all.lowest = min(all.lowest, one.lowest), all.strange |= one.strange;
-  }
+#pragma unroll 4
+  for (i64 part = 0; part < parts; ++part) join(all, ((const Part*)p.parts)[part * p.lines + line]);
   constexpr double MORE = 1 + 0x1p-30;   // what the sums here are too small by
   Line found = {all.sum * MORE, 0, 0, 0, 0};
-  if (all.strange || (all.largest != 0 && (all.largest < 0x1p-400 || all.largest > 0x1p400))) {
+  if (!(all.sum < 0x1p500) || all.largest > 0x1p400 || (all.largest != 0 && all.largest < 0x1p-400)) {
     found.error = __longlong_as_double(0x7ff0000000000000ll);
   } else if (all.largest != 0) {
     found.power = exponent_of(p.most / (sqrt(all.squares) * MORE));
@@ -251,12 +253,12 @@ template <> struct Staged<unsigned char> {
   }
 };
 
-template <int HEIGHT, int WIDTH, int RING>
+template <int HEIGHT, int WIDTH, int STAGES>
 __global__ void __launch_bounds__(384, 1)
 multiply_residues(const GemmArgs p, const __grid_constant__ ptx::TensorMap map_a,
                   const __grid_constant__ ptx::TensorMap map_b, const __grid_constant__ ptx::TensorMap map_c) {
   if (!*(const int*)p.work) return;
-  specialized<signed char, signed char, unsigned char, HEIGHT, WIDTH, RING, 1, true, true, false>(p, map_a, map_b, &map_c);
+  specialized<signed char, signed char, unsigned char, HEIGHT, WIDTH, STAGES, 1, true, true, false>(p, map_a, map_b, &map_c);
 }
 
 // ---- the product -------------------------------------------------------------------------------------------------
@@ -318,63 +320,90 @@ __global__ void __launch_bounds__(THREADS) combine(const CombineArgs p) {
 
 // ---- what is left: tiles of doubles -------------------------------------------------------------------------------
 
-constexpr int DEEP = 16, PITCH = TILE + 4;   // steps of a stage; doubles from step to step, in other banks each
+constexpr int DEEP = 16, RING = 4;   // steps of a stage; stages
 
-// A stage of an operand's lines; zeros outside.
-__device__ __forceinline__ void fetch(double (&to)[DEEP][PITCH], const double* from, i64 first, i64 lines, i64 step,
-                                      i64 steps, i64 line_step, i64 step_step) {
-#pragma unroll
-  for (int i = threadIdx.x; i < DEEP * TILE; i += 128) {
-    const int l = step_step == 1 ? i / DEEP : i % TILE, s = step_step == 1 ? i % DEEP : i / TILE;
-    const bool there = first + l < lines && step + s < steps;
-    const double* at = from + (there ? (first + l) * line_step + (step + s) * step_step : 0);
-    ptx::cp_async<8>(ptx::smem_addr(&to[s][l]), at, there ? 8 : 0);
+// A stage of an operand's lines in shared memory: pairs of doubles lie there as they do in memory, and what a fragment
+// reads lies in different banks.
+template <bool ALONG> struct Lines {
+  enum { PITCH = (ALONG ? DEEP : TILE) + 4, SIZE = (ALONG ? TILE : DEEP) * PITCH };
+  static __device__ __forceinline__ int place(int line, int step) {
+    return ALONG ? line * PITCH + step : step * PITCH + line;
   }
-}
+  // Lines from `first` on, steps from `step` on; zeros outside.
+  static __device__ __forceinline__ void fetch(double* to, const double* from, i64 first, i64 lines, i64 step, i64 steps,
+                                               i64 line_step, i64 step_step) {
+    const i64 lead = ALONG ? line_step : step_step, unit = ALONG ? step_step : line_step;
+    const bool pairs = unit == 1 && (u64(from) | u64(lead) * 8) % 16 == 0;
+#pragma unroll
+    for (int i = threadIdx.x; i < TILE * DEEP / 2; i += THREADS) {
+      constexpr int PAIRS = (ALONG ? DEEP : TILE) / 2;
+      const int row = i / PAIRS, col = i % PAIRS * 2, line = ALONG ? row : col, s = ALONG ? col : row;
+      const i64 left = ALONG ? steps - step - s : lines - first - line;
+      const bool there = ALONG ? first + line < lines : step + s < steps;
+      const int count = !there || left <= 0 ? 0 : left == 1 ? 1 : 2;
+      const double* at = from + (count ? (first + line) * line_step + (step + s) * step_step : 0);
+      const u32 place_at = ptx::smem_addr(to + place(line, s));
+      if (pairs) {
+        ptx::cp_async<16>(place_at, at, count * 8);
+      } else {
+        ptx::cp_async<8>(place_at, at, count ? 8 : 0);
+        ptx::cp_async<8>(place_at + 8, count == 2 ? at + unit : from, count == 2 ? 8 : 0);
+      }
+    }
+  }
+};
 
-// The tiles that have a flag, of which p.work is the first.
-__global__ void __launch_bounds__(128) recompute(const GemmArgs p) {
-  __shared__ __align__(16) double of_a[2][DEEP][PITCH], of_b[2][DEEP][PITCH];
+// The tiles that have a flag, of which p.work is the first; each of 8 warps computes 64 x 32.
+template <bool A_ALONG, bool B_ALONG>
+__global__ void __launch_bounds__(THREADS, 1) recompute(const GemmArgs p) {
+  typedef Lines<A_ALONG> A;
+  typedef Lines<B_ALONG> B;
+  extern __shared__ __align__(16) double stages[];
   const unsigned across = unsigned((p.n + TILE - 1) / TILE), tiles = across * unsigned((p.m + TILE - 1) / TILE);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int down = warp / 2 * 32, right = warp % 2 * 32;
+  const int down = warp / 4 * 64, right = warp % 4 * 32;
   for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     if (!((const unsigned char*)p.work)[tile]) continue;
     const i64 row = i64(tile / across) * TILE, column = i64(tile % across) * TILE;
-    double sum[2][4][4] = {};
+    double sum[4][4][4] = {};
     auto load = [&](int stage, i64 step) {
-      fetch(of_a[stage], (const double*)p.a, row, p.m, step, p.k, p.a_row, p.a_col);
-      fetch(of_b[stage], (const double*)p.b, column, p.n, step, p.k, p.b_col, p.b_row);
+      double* const to = stages + stage * (A::SIZE + B::SIZE);
+      if (step < p.k) {
+        A::fetch(to, (const double*)p.a, row, p.m, step, p.k, p.a_row, p.a_col);
+        B::fetch(to + A::SIZE, (const double*)p.b, column, p.n, step, p.k, p.b_col, p.b_row);
+      }
       ptx::cp_async_commit();
     };
-    load(0, 0);
+    for (int s = 0; s < RING - 1; ++s) load(s, s * DEEP);
     int stage = 0;
 #pragma unroll 1
-    for (i64 step = 0; step < p.k; step += DEEP, stage ^= 1) {
-      if (step + DEEP < p.k) load(stage ^ 1, step + DEEP);
-      else ptx::cp_async_commit();
-      ptx::cp_async_wait<1>();
+    for (i64 step = 0; step < p.k; step += DEEP) {
+      ptx::cp_async_wait<RING - 2>();
       __syncthreads();
+      load((stage + RING - 1) % RING, step + (RING - 1) * DEEP);
+      const double* const of_a = stages + stage * (A::SIZE + B::SIZE);
+      const double* const of_b = of_a + A::SIZE;
+      stage = (stage + 1) % RING;
 #pragma unroll
       for (int s = 0; s < DEEP; s += 8) {
-        double a[2][4], b[4][2];
+        double a[4][4], b[4][2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) a[i][e] = of_a[stage][s + t + e / 2 * 4][down + 16 * i + g + e % 2 * 8];
+          for (int e = 0; e < 4; ++e) a[i][e] = of_a[A::place(down + 16 * i + g + e % 2 * 8, s + t + e / 2 * 4)];
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) b[j][e] = of_b[stage][s + t + e * 4][right + 8 * j + g];
+          for (int e = 0; e < 2; ++e) b[j][e] = of_b[B::place(right + 8 * j + g, s + t + e * 4)];
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
           for (int j = 0; j < 4; ++j) ptx::mma_f64_k8(sum[i][j], a[i], b[j]);
       }
-      __syncthreads();
     }
+    __syncthreads();   // the next tile's loads
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll

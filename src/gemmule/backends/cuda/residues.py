@@ -36,8 +36,9 @@ SOURCE = Path(__file__).with_suffix(".cu")
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193)
 PLACE = 256  # what places in the workspace are multiples of
 PANEL = 8192, 4096  # rows and columns of C that are computed in one go, multiples of TILE
-TILE, GROUP, CHUNK = 64, 64, 512  # as in the kernels
-HEIGHT, WIDTH, RING = 128, 256, 4  # tiles of the products of residues, and their stages
+TILE, GROUP, CHUNK = 128, 64, 512  # as in the kernels
+HEIGHT, WIDTH = 128, 256  # tiles of the products of residues
+DEEP, RING = 16, 4  # steps of a stage of doubles, and stages, of residues as well
 SHARE = 0.48  # of the bound of a sum of doubles, which integers may take; 3 % is float8's error
 PIECE = 42  # bits of a number by which sums of multiples of residues are exact in doubles
 _LINE, _PART, _THREADS, _MOST_BLOCKS = 32, 32, 256, 1 << 20
@@ -235,14 +236,21 @@ def launches(p: Plan, units: int) -> Iterator[Launch | Sampled]:
     packed = launch_args.GEMM.pack(
         0, 0, 0, 0, *sizes, p.a.step, p.a.along, 0, p.b.along, p.b.step, 0, *p.c, 0, 1, 0
     )
-    tiles = -(-p.a.lines // TILE) * p.across
+    blocks = _blocks(-(-p.a.lines // TILE) * p.across)
     operands = (("A", 0), ("B", 0), ("C", 0), ("work", at["flags"]))
-    yield Launch(_step("recompute", min(tiles, 1 << 16), 128), packed, operands, (), "2d")
+    name = f"recompute<{_flat(p.a)}, {_flat(p.b)}>"
+    of_lines = sum((TILE * (DEEP + 4) if s.along == 1 else DEEP * (TILE + 4)) for s in (p.a, p.b))
+    step = Step(name, blocks, (_THREADS, 1, 1), RING * 8 * of_lines)
+    yield Launch(step, packed, operands, (), "2d")
+
+
+def _flat(side: Side) -> str:
+    """Tell a kernel whether a factor's lines lie along the sum."""
+    return "true" if side.along == 1 else "false"
 
 
 def _measured(p: Plan, name: str, side: Side) -> Iterator[Launch]:
     at, chunks = p.places(), -(-p.k // CHUNK)
-    flat = "true" if side.along == 1 else "false"
     live = (at["flags"] - at["live"]) // 4 if name == "a" else 0
     most = largest_norm(p.k, p.moduli)
     packed = _MEASURE.pack(0, 0, 0, 0, side.lines, p.k, side.step, side.along, live, most)
@@ -252,8 +260,8 @@ def _measured(p: Plan, name: str, side: Side) -> Iterator[Launch]:
         ("work", at[f"lines_{name}"]),
         ("work", at["live"]),
     )
-    threads = side.lines * 32 if side.along == 1 else _up(side.lines, 32)
-    yield Launch(_step(f"measure<{flat}>", -(-threads * chunks // _THREADS)), packed, places)
+    blocks = -(-side.lines * chunks // 8) if side.along == 1 else -(-side.lines // 32) * chunks
+    yield Launch(_step(f"measure<{_flat(side)}>", blocks), packed, places)
     yield Launch(_step("settle", -(-max(side.lines, live) // _THREADS)), packed, places)
     packed = _TAKE.pack(0, 0, 0, 0, side.lines, p.k, side.step, side.along, p.sample, 0, p.every)
     places = (
@@ -262,7 +270,7 @@ def _measured(p: Plan, name: str, side: Side) -> Iterator[Launch]:
         ("work", at[f"sample_{name}"]),
         ("", 0),
     )
-    yield Launch(_step(f"take<{flat}, 0>", _tiles(side.lines, p.sample)), packed, places)
+    yield Launch(_step(f"take<{_flat(side)}, 0>", _tiles(side.lines, p.sample)), packed, places)
 
 
 def _tiles(lines: int, width: int) -> int:
@@ -271,7 +279,6 @@ def _tiles(lines: int, width: int) -> int:
 
 def _taken(p: Plan, name: str, side: Side, lines: range, live: int) -> Launch:
     at = p.places()
-    flat = "true" if side.along == 1 else "false"
     most = p.rows if name == "a" else p.columns
     packed = _TAKE.pack(
         0, 0, 0, 0, len(lines), p.k, side.step, side.along, p.line, most * p.line, 1
@@ -282,7 +289,9 @@ def _taken(p: Plan, name: str, side: Side, lines: range, live: int) -> Launch:
         ("work", at[name]),
         ("work", live),
     )
-    return Launch(_step(f"take<{flat}, {p.moduli}>", _tiles(len(lines), p.line)), packed, places)
+    return Launch(
+        _step(f"take<{_flat(side)}, {p.moduli}>", _tiles(len(lines), p.line)), packed, places
+    )
 
 
 def _flag(p: Plan, rows: range, columns: range) -> int:
