@@ -56,6 +56,8 @@ def explained(op: str, choice: Choice, run: Run) -> list[str]:
     if arithmetic.per_add > MOST_PER_ADD:
         bits = 25 - round(math.log2(arithmetic.per_add))
         rounded += f", of parts that tensor cores keep {bits} bits of; precision='ieee' forbids it"
+    if choice.rung.precision:
+        rounded += ", or integers within the bound of such sums; precision='ieee' forbids them"
     rounded += _unused(problem, arithmetic)
     lines.append(f"sums in    {arithmetic.accumulator}{rounded}")
     lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")

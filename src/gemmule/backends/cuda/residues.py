@@ -35,13 +35,14 @@ from gemmule.core.rung import CudaRung, Params, Step
 SOURCE = Path(__file__).with_suffix(".cu")
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193)
 PLACE = 256  # what places in the workspace are multiples of
-PANEL = 8192, 4096  # rows and columns of C that are computed in one go, multiples of TILE
+ROWS = 8192  # of C, and half as many columns, are computed in one go; a multiple of 2 TILE
+MOST_BYTES = 1 << 32  # of the residues of such rows, fewer where the sums are long
 TILE, GROUP, CHUNK = 128, 64, 512  # as in the kernels
 HEIGHT, WIDTH = 128, 256  # tiles of the products of residues
 DEEP, RING = 16, 4  # steps of a stage of doubles, and stages, of residues as well
 SHARE = 0.48  # of the bound of a sum of doubles, which integers may take; 3 % is float8's error
 PIECE = 42  # bits of a number by which sums of multiples of residues are exact in doubles
-_LINE, _PART, _THREADS, _MOST_BLOCKS = 32, 32, 256, 1 << 20
+_LINE, _PART, _THREADS, _MOST_BLOCKS = 32, 32, 256, 2**31 - 1
 _MEASURE, _TAKE = struct.Struct("<4Q5qd"), struct.Struct("<4Q7q")
 _JUDGE, _COMBINE = struct.Struct("<4Q6q2d"), struct.Struct("<4Q8q54d")
 
@@ -64,7 +65,7 @@ class Plan:
     c: tuple[int, int]
     k: int
     moduli: int
-    panel: tuple[int, int] = PANEL
+    most: int = ROWS
 
     @property
     def line(self) -> int:
@@ -82,14 +83,20 @@ class Plan:
         return math.ceil(math.ceil(self.k / GROUP) / self.every) * GROUP
 
     @property
+    def limit(self) -> int:
+        """The most rows of a panel of C, and twice the most columns."""
+        fit = MOST_BYTES // (self.moduli * self.line) // (2 * TILE) * 2 * TILE
+        return min(self.most, max(fit, 2 * TILE))
+
+    @property
     def rows(self) -> int:
         """Rows of a panel of C."""
-        return min(self.panel[0], self.a.lines)
+        return min(self.limit, self.a.lines)
 
     @property
     def columns(self) -> int:
         """Columns of a panel of C."""
-        return min(self.panel[1], self.b.lines)
+        return min(self.limit // 2, self.b.lines)
 
     @property
     def lead(self) -> int:
@@ -379,10 +386,10 @@ class ByResidues:
         call: Call,
         rung: CudaRung,
         params: Params,
-        panel: tuple[int, int] = PANEL,
+        most: int = ROWS,
     ) -> None:
         self.problem, self.call, self.rung = problem, call, rung
-        self.plan = replace(plan(problem, call, params["moduli"]), panel=panel)
+        self.plan = replace(plan(problem, call, params["moduli"]), most=most)
         views, dtypes = (call.a, call.b, call.out), (problem.a, problem.b, problem.out)
         self.offsets = launch_args.offsets(call.outer, views, dtypes)
         self.turned = problem.layout_out == "col"
