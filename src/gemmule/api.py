@@ -72,7 +72,8 @@ def matvec(A: Any, x: Any, /, **keywords: Unpack[Keywords]) -> Any:
     out : array of exactly the result's shape and dtype that overlaps no input; returned.
     out_dtype : dtype name of the result, of the same kind as the default.
     precision : ``"float32"`` (at least IEEE SGEMM's accuracy), ``"ieee"`` (plain float32 FMA) or
-        ``"tf32"``, which permits operands rounded to TF32.
+        ``"tf32"``, which permits operands rounded to TF32; of float64 ``"float64"`` permits matrix
+        products by integers, within DGEMM's bound.
     accumulate : ``"float16"`` permits half-precision sums.
     batch_invariant : give each vector of a batch the bits that it would get alone, at the price of
         one matvec for each (docs/batch_invariance.md).

@@ -265,6 +265,8 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
           Staged<TC>::put(out + buffer * OUT, finished, 1.0f);
 #elif defined(SCALES)
           Staged<TC>::put(out + buffer * OUT, scaled, alpha);
+#elif defined(RESIDUES)
+          Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, batch);
 #else
           Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, alpha);
 #endif
