@@ -79,7 +79,11 @@ def test_every_layout_at_the_edges(
 
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_several_passes_over_several_blocks(dtype: str) -> None:
+@pytest.mark.parametrize("kept", [64 << 20, 0])
+def test_several_passes_over_several_blocks(
+    dtype: str, kept: int, limit: Callable[..., None]
+) -> None:
+    limit(tile_products, _MOST_KEPT=kept)
     rng = np.random.default_rng(2)
     A, B = drawn(rng, (300, 1100), dtype, "row"), drawn(rng, (1100, 290), dtype, "row")
     assert judged(A, B, out_dtype="float32", params={"rows": 256, "columns": 256}) > 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
 from gemmule.backends.cpu.atomics import unpacked_as
 from gemmule.backends.cpu.intrinsics import call_c, load, store
@@ -159,58 +157,76 @@ def store_group(
             call_c(unpack, (tile, TILE_ROWS, target, C_row, height, breadth))
 
 
+class Tiled(NamedTuple):
+    """A product of packed A and B in blocks of C.
+
+    C_row, C_item: its steps in bytes; count: tiles of 32 terms; rows, columns: of a block, in
+    groups of 32; depth: tiles of one pass; unpack: the address of an `unpack_kernel`; workspace:
+    has parts of `block_bytes`.
+    """
+
+    a: int
+    b: int
+    C: int
+    C_row: int
+    C_item: int
+    m: int
+    n: int
+    count: int
+    rows: int
+    columns: int
+    depth: int
+    unpack: int
+    workspace: int
+
+
+def block_bytes(rows: int, columns: int, count: int, depth: int) -> int:
+    """Return what a block works in: the sums of groups that wait for another pass, and one more."""
+    return ((rows * columns if count > depth else 1) + 1) * SUMS_BYTES
+
+
 @functools.cache
 def block_shares(pieces: int, by_tiles: bool = True) -> Pooled:
-    """Return the product, a share for each block of C.
+    """Return the product of a `Tiled`, a share for each block of C; see `block_kernel`."""
+    block, words = block_kernel(pieces, by_tiles), unpacked_as(Tiled)
 
-    Words: packed A and B, C, its step from row to row and from column to column in bytes, m, n,
-    tiles of 32 terms, rows and columns of a block in groups of 32, tiles of one pass, and the
-    address of an `unpack_kernel`. by_tiles: by AMX, else by VDPBF16PS.
-    """
-    return in_pool(block_kernel(pieces, by_tiles), 12)
+    @kernel
+    def share(at: int, number: int) -> None:
+        w = words(at)
+        part = claimed(w.workspace)
+        block(w, number, part)
+        release(w.workspace, part)
+
+    return Pooled(share)
 
 
 @functools.cache
 def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
+    """Return ``f(product, number, registers)``: one block; by AMX, or else by VDPBF16PS.
+
+    registers: memory of `block_bytes` that begins a cache line.
+    """
     start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
     add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
     shapes, forget = configured(*SHAPES), released()
     step_bytes, dots = pieces * TILE_BYTES, steps.add_dots()
 
     @kernel
-    def block(
-        number: int,
-        a: int,
-        b: int,
-        C: int,
-        C_row: int,
-        C_item: int,
-        m: int,
-        n: int,
-        count: int,
-        rows: int,
-        columns: int,
-        depth: int,
-        unpack: int,
-    ) -> None:
-        panel = count * step_bytes
-        down, across = (m + GROUP - 1) // GROUP, (n + GROUP - 1) // GROUP
-        turns = (across + columns - 1) // columns
-        top, left = number // turns * rows, number % turns * columns
-        height, width = min(rows, down - top), min(columns, across - left)
-        kept = height * width if count > depth else 1  # groups whose sums wait for another pass
-        memory = np.empty((kept + 1) * SUMS_BYTES + 64, np.uint8)
-        registers = (memory.ctypes.data + 63) // 64 * 64
-        sums = registers + SUMS_BYTES
+    def block(w: Tiled, number: int, registers: int) -> None:
+        panel, sums = w.count * step_bytes, registers + SUMS_BYTES
+        down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
+        turns = (across + w.columns - 1) // w.columns
+        top, left = number // turns * w.rows, number % turns * w.columns
+        height, width = min(w.rows, down - top), min(w.columns, across - left)
         if by_tiles:
             shapes()
-        for begin in range(0, count, depth):
-            some = min(depth, count - begin)
+        for begin in range(0, w.count, w.depth):
+            some = min(w.depth, w.count - begin)
             for j in range(width):
-                right = b + 2 * (left + j) * panel + begin * step_bytes
+                right = w.b + 2 * (left + j) * panel + begin * step_bytes
                 for i in range(height):
-                    place = sums + (j * height + i) * SUMS_BYTES if count > depth else sums
-                    above = a + 2 * (top + i) * panel + begin * step_bytes
+                    place = sums + ((j * height + i) * SUMS_BYTES if w.count > w.depth else 0)
+                    above = w.a + 2 * (top + i) * panel + begin * step_bytes
                     if not by_tiles:
                         for part in range(4):
                             one, other = above + part // 2 * panel, right + part % 2 * panel
@@ -222,11 +238,12 @@ def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
                             resume(registers, place)
                         for step in range(some):
                             one, other = above + step * step_bytes, right + step * step_bytes
-                            add(registers, one, other, count * TILE_BYTES)
+                            add(registers, one, other, w.count * TILE_BYTES)
                         keep(registers, place)
-                    if begin + depth >= count:
+                    if begin + w.depth >= w.count:
                         row, column = GROUP * (top + i), GROUP * (left + j)
-                        store_group(place, C, C_row, C_item, m, n, row, column, unpack)
+                        target = w.C, w.C_row, w.C_item, w.m, w.n
+                        store_group(place, *target, row, column, w.unpack)
         if by_tiles:
             forget()
 
@@ -269,8 +286,9 @@ class Small(NamedTuple):
 
 def small_bytes(m: int, n: int, k: int, pieces: int) -> int:
     """Return what a product on the calling thread works in."""
-    panels = 2 * (-(-m // GROUP) + -(-n // GROUP))
-    return panels * (-(-k // STEP_TERMS) * pieces * TILE_BYTES + EXTREMES_BYTES) + 64
+    down, across, count = -(-m // GROUP), -(-n // GROUP), -(-k // STEP_TERMS)
+    packed = 2 * (down + across) * (count * pieces * TILE_BYTES + EXTREMES_BYTES)
+    return packed + (down * across + 1) * SUMS_BYTES
 
 
 @functools.cache
@@ -292,7 +310,7 @@ def small_kernel(pieces: int, by_tiles: bool) -> Kernel:
         w = words(at)
         part, count = claimed(w.workspace), (w.k + STEP_TERMS - 1) // STEP_TERMS
         down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
-        a = (part + 63) // 64 * 64
+        a = part + (down * across + 1) * SUMS_BYTES
         b = a + 2 * down * count * step_bytes
         of_a = b + 2 * across * count * step_bytes
         of_b = of_a + 2 * down * EXTREMES_BYTES
@@ -304,8 +322,8 @@ def small_kernel(pieces: int, by_tiles: bool) -> Kernel:
         least_b, most_b = range_of(of_b, 2 * across)
         undone = 1
         if carried(pieces, least_a, most_a, least_b, most_b):
-            sizes = (C, w.C_row, w.C_item, w.m, w.n, count, down, across, w.depth, w.unpack)
-            block(0, a, b, *sizes)
+            sizes = (w.C_row, w.C_item, w.m, w.n, count, down, across, w.depth, w.unpack, 0)
+            block(Tiled(a, b, C, *sizes), 0, part)
             undone = 0
         release(w.workspace, part)
         return undone

@@ -27,12 +27,13 @@ from gemmule.core.problem import HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs._cpu_rows import Strides
-from gemmule.rungs._cpu_workspace import workspace
+from gemmule.rungs._cpu_workspace import claimed, release, workspace
 from gemmule.rungs.matmul.cpu import packed_threads
 from gemmule.rungs.matmul.cpu._tile import unit_axis, unpack_kernel
 from gemmule.rungs.matmul.cpu._tile_blocks import (
     GROUP,
     Small,
+    block_bytes,
     block_shares,
     carried,
     pack_shares,
@@ -50,6 +51,8 @@ _TERMS = {1: 512, 2: 256}
 # Blocks for each thread at least, where there are so many groups of 32: who ends late ends soon.
 _BLOCKS_PER_THREAD = 2
 _LEAST_GROUPS = 2
+# Bytes of tiles for which memory is kept: fresh pages took a quarter of a product of 1024 x 1024.
+_MOST_KEPT = 64 << 20
 _SMALL = 256**3  # multiply-adds that the calling thread does as fast as with helpers, about
 # Multiply-adds, and elements packed, for each fused float32 multiply-add of a core (Xeon with AMX,
 # 16 cores, 1024 to 4096; packing two cores, 64 to 256; November 2026; a loop over the first-level
@@ -70,16 +73,20 @@ class _Tiles:
         self.panels = 2 * -(-lines // GROUP)
         self.nbytes = self.panels * -(-terms // STEP_TERMS) * pieces * TILE_BYTES
 
-    def room(self) -> tuple[Array, int, Array]:
-        """Return memory for the tiles, where they begin in it, and memory for the extremes."""
-        memory = np.empty(self.nbytes + 64, np.uint8)
-        extremes = np.empty((self.panels, 2, 32), np.uint16)
-        return memory, -(-memory.ctypes.data // 64) * 64, extremes
+    def extremes(self) -> Array:
+        """Return memory for the extremes of the panels."""
+        return np.empty((self.panels, 2, 32), np.uint16)
 
     def words(self, array: Array, line_axis: int, at: int, noted: Array) -> tuple[int, ...]:
         """Return what `pack_shares` has to know of an operand whose lines lie along an axis."""
         steps = array.strides[line_axis], array.strides[1 - line_axis]
         return self.place, _cpu.address(array), *steps, self.lines, at, noted.ctypes.data
+
+
+def _fresh(nbytes: int) -> tuple[Array, int]:
+    """Return new memory for tiles, and where they begin in it."""
+    memory = np.empty(nbytes + 64, np.uint8)
+    return memory, -(-memory.ctypes.data // 64) * 64
 
 
 def _extremes(noted: Array) -> tuple[int, int]:
@@ -114,32 +121,36 @@ def pack(problem: Problem, operand: str, array: Array) -> HostPacked:
     axis = "ab".index(operand)
     tiles = _operands(problem)[axis]
     memory.require(tiles.nbytes, "what is packed of the matrix")
-    held, at, noted = tiles.room()
+    (held, at), noted = _fresh(tiles.nbytes), tiles.extremes()
     words = tiles.words(array, axis, at, noted)
     pack_shares(_pieces(problem))(tiles.panels, tiles.panels, problem.k, *words, *words)
     held.flags.writeable = False
     return HostPacked(array, held, at, _extremes(noted))
 
 
-def _in_tiles(problem: Problem, ready: Sides) -> Callable[[Any, Any], tuple[HostPacked, ...]]:
-    """Return what makes tiles of A and B at once, of those that are none yet."""
+def _in_tiles(problem: Problem, ready: Sides) -> tuple[int, Callable[..., list[HostPacked]]]:
+    """Return what makes tiles of A and B at once, of those that are none yet, and their bytes.
+
+    It is given where they go, and the operands.
+    """
     both, pieces, k = _operands(problem), _pieces(problem), problem.k
     panels = [0 if has else tiles.panels for tiles, has in zip(both, ready, strict=True)]
+    nbytes = [0 if has else tiles.nbytes for tiles, has in zip(both, ready, strict=True)]
 
-    def in_tiles(*given: Any) -> tuple[HostPacked, ...]:
-        rooms = [None if has else tiles.room() for tiles, has in zip(both, ready, strict=True)]
+    def in_tiles(place: int, *given: Any) -> list[HostPacked]:
+        noted, places = [tiles.extremes() for tiles in both], (place, place + nbytes[0])
         words: list[int] = []
-        for axis, room in enumerate(rooms):
-            told = (0,) * 7 if room is None else both[axis].words(given[axis], axis, *room[1:])
-            words += told
+        for axis, has in enumerate(ready):
+            operand = both[axis], given[axis], axis, places[axis], noted[axis]
+            words += (0,) * 7 if has else operand[0].words(*operand[1:])
         if any(panels):
             pack_shares(pieces)(sum(panels), panels[0], k, *words)
-        return tuple(
-            one if room is None else HostPacked(one, room[0], room[1], _extremes(room[2]))
-            for one, room in zip(given, rooms, strict=True)
-        )
+        return [
+            one if has else HostPacked(one, None, at, _extremes(found))
+            for one, has, at, found in zip(given, ready, places, noted, strict=True)
+        ]
 
-    return in_tiles
+    return sum(nbytes), in_tiles
 
 
 def is_small(problem: Problem) -> bool:
@@ -180,38 +191,39 @@ def bind(
 
     if not (m and n and k):
         return on_arrays
-    (left, right), in_tiles = _operands(problem), _in_tiles(problem, ready)
+    (left, right), (nbytes, in_tiles) = _operands(problem), _in_tiles(problem, ready)
     most = (params["rows"] // GROUP, params["columns"] // GROUP)
     down, across, count = left.panels // 2, right.panels // 2, -(-k // STEP_TERMS)
-    unpack = unpack_kernel(problem.out, "float32").address(6)
+    unpack, depth = unpack_kernel(problem.out, "float32").address(6), _TERMS[pieces] // STEP_TERMS
     small = small_kernel(pieces, by_tiles) if is_small(problem) and not any(ready) else None
+
+    def in_blocks(place: int, A: Any, B: Any, C: Array) -> None:
+        of_a, of_b = in_tiles(place, A, B)
+        if not carried(pieces, *of_a.notes, *of_b.notes):
+            on_arrays(A, B, C)
+            return
+        rows, columns = block_groups(down, across, thread_count(), most)
+        blocks = -(-down // rows) * -(-across // columns)
+        steps = _cpu.address(C), C.strides[0], C.itemsize, m, n, count
+        room = workspace(block_bytes(rows, columns, count, depth))
+        words = of_a.at, of_b.at, *steps, rows, columns, depth, unpack, room
+        block_shares(pieces, by_tiles)(blocks, *words)
 
     def run(A: Any, B: Any, C: Array) -> None:
         if small is not None:
             words = np.array(_small_words(problem, A.strides, B.strides, C.strides), np.int64)
             if small(words.ctypes.data, *map(_cpu.address, (A, B, C))):
                 on_arrays(A, B, C)
-            return
-        of_a, of_b = in_tiles(A, B)
-        if not carried(pieces, *of_a.notes, *of_b.notes):
-            on_arrays(A, B, C)
-            return
-        rows, columns = block_groups(down, across, thread_count(), most)
-        block_shares(pieces, by_tiles)(
-            -(-down // rows) * -(-across // columns),
-            of_a.at,
-            of_b.at,
-            _cpu.address(C),
-            C.strides[0],
-            C.itemsize,
-            m,
-            n,
-            count,
-            rows,
-            columns,
-            _TERMS[pieces] // STEP_TERMS,
-            unpack,
-        )
+        elif nbytes > _MOST_KEPT:
+            fresh = _fresh(nbytes)
+            in_blocks(fresh[1], A, B, C)
+        else:
+            kept = workspace(nbytes)
+            part = claimed(kept)
+            try:
+                in_blocks(part, A, B, C)
+            finally:
+                release(kept, part)
 
     return run
 
