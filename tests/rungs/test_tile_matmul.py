@@ -269,7 +269,7 @@ def test_faults_planted_in_tiles_are_seen(kind: str, fault: Callable[..., Any]) 
     elif kind == "add":
         fault(_tile_steps, "add_products", lambda sound, pieces, streamed="": sound((1, 1)))
     else:
-        fault(tile_products, "place_kernel", lambda sound, paired, unit: sound(False, unit))
+        fault(tile_products, "places_kernel", lambda sound, paired, unit: sound(False, unit))
     with pytest.raises(AssertionError, match="elements wrong"):
         judged(A, B, out_dtype="float32")
 

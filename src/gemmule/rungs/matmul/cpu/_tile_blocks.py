@@ -69,14 +69,33 @@ def place_kernel(paired: bool, unit: str) -> Kernel:
 
 
 @functools.cache
+def places_kernel(paired: bool, unit: str) -> Kernel:
+    """Return `place_kernel` of up to 32 lines, in two tiles: its last arguments are both."""
+    place, both, along_lines = place_kernel(paired, unit), steps.place_two(paired), unit == "width"
+
+    @kernel
+    def places(
+        source: int, line_step: int, term_step: int, lines: int, terms: int, tile: int, other: int
+    ) -> None:
+        if along_lines and lines == GROUP and terms == STEP_TERMS:
+            both(source, term_step, tile, other)
+        else:
+            place(source, line_step, term_step, min(lines, TILE_ROWS), terms, tile)
+            below, rest = source + TILE_ROWS * line_step, max(0, lines - TILE_ROWS)
+            place(below, line_step, term_step, rest, terms, other)
+
+    return places
+
+
+@functools.cache
 def _pack_kernel(pieces: int) -> Kernel:
-    """Return what packs one panel of an operand: see `pack_shares`."""
+    """Return what packs two panels of an operand: see `pack_shares`."""
     write, note, split = store("int64", "int64"), steps.note_extremes(), steps.split_halves()
 
     @kernel
     def pack(
         number: int,
-        place: int,
+        places: int,
         source: int,
         line_step: int,
         term_step: int,
@@ -86,49 +105,52 @@ def _pack_kernel(pieces: int) -> Kernel:
         terms: int,
     ) -> None:
         count = (terms + STEP_TERMS - 1) // STEP_TERMS
-        first = source + TILE_ROWS * number * line_step
-        here = max(0, min(TILE_ROWS, lines - TILE_ROWS * number))
+        first = source + GROUP * number * line_step
+        here, noted = min(GROUP, lines - GROUP * number), extremes + EXTREMES_BYTES * number
+        panel = count * pieces * TILE_BYTES
         for i in range(8):
-            write(extremes + EXTREMES_BYTES * number, i, -1)
-            write(extremes + EXTREMES_BYTES * number, 8 + i, 0)
+            write(noted, i, -1)
+            write(noted, 8 + i, 0)
         for step in range(count):
-            tile = packed + (number * count + step) * pieces * TILE_BYTES
+            tile = packed + 2 * number * panel + step * pieces * TILE_BYTES
             some = min(STEP_TERMS, terms - STEP_TERMS * step)
-            if here < TILE_ROWS or some < STEP_TERMS:
+            if here < GROUP or some < STEP_TERMS:
                 for i in range(TILE_BYTES // 8):
                     write(tile, i, 0)
+                    write(tile + panel, i, 0)
             begin = first + STEP_TERMS * step * term_step
-            call_c(place, (begin, line_step, term_step, here, some, tile))
-            note(tile, extremes + EXTREMES_BYTES * number)
-            if pieces == 2:
-                split(tile)
+            call_c(places, (begin, line_step, term_step, here, some, tile, tile + panel))
+            for half in range(2):
+                note(tile + half * panel, noted)
+                if pieces == 2:
+                    split(tile + half * panel)
 
     return pack
 
 
 @functools.cache
 def pack_shares(pieces: int) -> Pooled:
-    """Return the packing of A and B, a share for each panel, those of A first.
+    """Return the packing of A and B, a share for each 32 lines, those of A first.
 
-    Words: panels of A; terms; then of each operand the address of a `place_kernel`, the source, the
-    step from line to line and from term to term in bytes, lines, where the tiles go, and where each
-    panel's extremes go (see `note_extremes`).
+    Words: shares of A; terms; then of each operand the address of a `places_kernel`, the source,
+    the step from line to line and from term to term in bytes, lines, where the tiles go, and where
+    each share's extremes go (see `note_extremes`).
     """
     pack = _pack_kernel(pieces)
 
     @kernel
     def pack_either(
         number: int,
-        panels: int,
+        shares: int,
         terms: int,
-        place_a: int,
+        places_a: int,
         A: int,
         A_line: int,
         A_term: int,
         m: int,
         packed_a: int,
         extremes_a: int,
-        place_b: int,
+        places_b: int,
         B: int,
         B_line: int,
         B_term: int,
@@ -136,10 +158,10 @@ def pack_shares(pieces: int) -> Pooled:
         packed_b: int,
         extremes_b: int,
     ) -> None:
-        if number < panels:
-            pack(number, place_a, A, A_line, A_term, m, packed_a, extremes_a, terms)
+        if number < shares:
+            pack(number, places_a, A, A_line, A_term, m, packed_a, extremes_a, terms)
         else:
-            pack(number - panels, place_b, B, B_line, B_term, n, packed_b, extremes_b, terms)
+            pack(number - shares, places_b, B, B_line, B_term, n, packed_b, extremes_b, terms)
 
     return in_pool(pack_either, 16)
 
@@ -268,11 +290,11 @@ def carried(pieces: int, least_a: int, most_a: int, least_b: int, most_b: int) -
 class Small(NamedTuple):
     """A product on the calling thread: of each operand as `pack_shares` has it, then C's."""
 
-    place_a: int
+    places_a: int
     A_line: int
     A_term: int
     m: int
-    place_b: int
+    places_b: int
     B_line: int
     B_term: int
     n: int
@@ -287,7 +309,7 @@ class Small(NamedTuple):
 def small_bytes(m: int, n: int, k: int, pieces: int) -> int:
     """Return what a product on the calling thread works in."""
     down, across, count = -(-m // GROUP), -(-n // GROUP), -(-k // STEP_TERMS)
-    packed = 2 * (down + across) * (count * pieces * TILE_BYTES + EXTREMES_BYTES)
+    packed = (down + across) * (2 * count * pieces * TILE_BYTES + EXTREMES_BYTES)
     return packed + (down * across + 1) * SUMS_BYTES
 
 
@@ -298,10 +320,10 @@ def small_kernel(pieces: int, by_tiles: bool) -> Kernel:
     words, step_bytes = unpacked_as(Small), pieces * TILE_BYTES
 
     @kernel
-    def range_of(at: int, panels: int) -> Any:
+    def range_of(at: int, groups: int) -> Any:
         least, most = extremes(at)
-        for panel in range(1, panels):
-            one, other = extremes(at + panel * EXTREMES_BYTES)
+        for group in range(1, groups):
+            one, other = extremes(at + group * EXTREMES_BYTES)
             least, most = min(least, one), max(most, other)
         return least, most
 
@@ -313,13 +335,13 @@ def small_kernel(pieces: int, by_tiles: bool) -> Kernel:
         a = part + (down * across + 1) * SUMS_BYTES
         b = a + 2 * down * count * step_bytes
         of_a = b + 2 * across * count * step_bytes
-        of_b = of_a + 2 * down * EXTREMES_BYTES
-        for panel in range(2 * down):
-            pack(panel, w.place_a, A, w.A_line, w.A_term, w.m, a, of_a, w.k)
-        for panel in range(2 * across):
-            pack(panel, w.place_b, B, w.B_line, w.B_term, w.n, b, of_b, w.k)
-        least_a, most_a = range_of(of_a, 2 * down)
-        least_b, most_b = range_of(of_b, 2 * across)
+        of_b = of_a + down * EXTREMES_BYTES
+        for group in range(down):
+            pack(group, w.places_a, A, w.A_line, w.A_term, w.m, a, of_a, w.k)
+        for group in range(across):
+            pack(group, w.places_b, B, w.B_line, w.B_term, w.n, b, of_b, w.k)
+        least_a, most_a = range_of(of_a, down)
+        least_b, most_b = range_of(of_b, across)
         undone = 1
         if carried(pieces, least_a, most_a, least_b, most_b):
             sizes = (w.C_row, w.C_item, w.m, w.n, count, down, across, w.depth, w.unpack, 0)

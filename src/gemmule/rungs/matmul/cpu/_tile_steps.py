@@ -9,6 +9,7 @@ that stands for the tile registers where a test runs the same kernels on another
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from gemmule.backends.cpu import amx, ir, simd
@@ -184,21 +185,48 @@ def place_tile(paired: bool, along_lines: bool) -> Intrinsic:
     """
 
     def emit(builder: Any, source: simd.Value, step: simd.Value, tile: simd.Value) -> None:
-        rows = simd.row_addresses(builder, source, step, 32 if along_lines else amx.TILE_ROWS)
         if along_lines:
-            halves = [simd.load_vector(builder, row, "uint16", 0) for row in rows]
-            order = [i // 2 + 16 * (i % 2) for i in range(32)]
-            twos = zip(halves[::2], halves[1::2], strict=True)
-            pairs = [simd.shuffled(builder, one, other, order) for one, other in twos]
-            lines = [builder.bitcast(one, simd.vector_type("int32")) for one in pairs]
-        else:
-            lines = [simd.load_vector(builder, row, "int32") for row in rows]
-        if paired != along_lines:
-            lines = transposed(builder, lines)
-        for number, line in enumerate(lines):
-            simd.store_vector(builder, line, tile, 64 * number)
+            _place_across(builder, source, step, [tile], paired)
+            return
+        rows = simd.row_addresses(builder, source, step, amx.TILE_ROWS)
+        _write_tile(
+            builder, [simd.load_vector(builder, row, "int32") for row in rows], tile, paired
+        )
 
     return operation(f"place_tile {paired} {along_lines}", emit)
+
+
+@functools.cache
+def place_two(paired: bool) -> Intrinsic:
+    """Return ``f(source, step, tile, other)``: what `place_tile` does along 32 lines, in two tiles.
+
+    Rows of memory are read whole: where they lie a power of two apart, no cache keeps the half of
+    each that another tile would want later.
+    """
+
+    def emit(builder: Any, source: simd.Value, step: simd.Value, *tiles: simd.Value) -> None:
+        _place_across(builder, source, step, tiles, paired)
+
+    return operation(f"place_two {paired}", emit)
+
+
+def _place_across(
+    builder: Any, source: simd.Value, step: simd.Value, tiles: Sequence[simd.Value], paired: bool
+) -> None:
+    width = amx.TILE_ROWS * len(tiles)
+    rows = simd.row_addresses(builder, source, step, STEP_TERMS)
+    halves = [simd.load_vector(builder, row, "uint16", 0, width) for row in rows]
+    for number, tile in enumerate(tiles):
+        order = [amx.TILE_ROWS * number + i // 2 + width * (i % 2) for i in range(STEP_TERMS)]
+        twos = zip(halves[::2], halves[1::2], strict=True)
+        pairs = [simd.shuffled(builder, one, other, order) for one, other in twos]
+        lines = [builder.bitcast(one, simd.vector_type("int32")) for one in pairs]
+        _write_tile(builder, lines, tile, not paired)
+
+
+def _write_tile(builder: Any, lines: list[simd.Value], tile: simd.Value, turned: bool) -> None:
+    for number, line in enumerate(transposed(builder, lines) if turned else lines):
+        simd.store_vector(builder, line, tile, 64 * number)
 
 
 EXTREMES_BYTES = 2 * 64

@@ -37,7 +37,7 @@ from gemmule.rungs.matmul.cpu._tile_blocks import (
     block_shares,
     carried,
     pack_shares,
-    place_kernel,
+    places_kernel,
     small_bytes,
     small_kernel,
 )
@@ -70,12 +70,12 @@ class _Tiles:
 
     def __init__(self, pieces: int, lines: int, terms: int, place: int) -> None:
         self.lines, self.place = lines, place
-        self.panels = 2 * -(-lines // GROUP)
-        self.nbytes = self.panels * -(-terms // STEP_TERMS) * pieces * TILE_BYTES
+        self.groups = -(-lines // GROUP)
+        self.nbytes = 2 * self.groups * -(-terms // STEP_TERMS) * pieces * TILE_BYTES
 
     def extremes(self) -> Array:
-        """Return memory for the extremes of the panels."""
-        return np.empty((self.panels, 2, 32), np.uint16)
+        """Return memory for the extremes of all 32 lines."""
+        return np.empty((self.groups, 2, 32), np.uint16)
 
     def words(self, array: Array, line_axis: int, at: int, noted: Array) -> tuple[int, ...]:
         """Return what `pack_shares` has to know of an operand whose lines lie along an axis."""
@@ -111,7 +111,7 @@ def block_groups(down: int, across: int, threads: int, most: tuple[int, int]) ->
 def _operands(problem: Problem) -> tuple[_Tiles, _Tiles]:
     """Return how A and B become tiles."""
     units = unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1)
-    places = [place_kernel(b, unit).address(6) for b, unit in enumerate(units)]
+    places = [places_kernel(b, unit).address(7) for b, unit in enumerate(units)]
     pieces, k = _pieces(problem), problem.k
     return _Tiles(pieces, problem.m, k, places[0]), _Tiles(pieces, problem.n, k, places[1])
 
@@ -123,7 +123,7 @@ def pack(problem: Problem, operand: str, array: Array) -> HostPacked:
     memory.require(tiles.nbytes, "what is packed of the matrix")
     (held, at), noted = _fresh(tiles.nbytes), tiles.extremes()
     words = tiles.words(array, axis, at, noted)
-    pack_shares(_pieces(problem))(tiles.panels, tiles.panels, problem.k, *words, *words)
+    pack_shares(_pieces(problem))(tiles.groups, tiles.groups, problem.k, *words, *words)
     held.flags.writeable = False
     return HostPacked(array, held, at, _extremes(noted))
 
@@ -134,7 +134,7 @@ def _in_tiles(problem: Problem, ready: Sides) -> tuple[int, Callable[..., list[H
     It is given where they go, and the operands.
     """
     both, pieces, k = _operands(problem), _pieces(problem), problem.k
-    panels = [0 if has else tiles.panels for tiles, has in zip(both, ready, strict=True)]
+    shares = [0 if has else tiles.groups for tiles, has in zip(both, ready, strict=True)]
     nbytes = [0 if has else tiles.nbytes for tiles, has in zip(both, ready, strict=True)]
 
     def in_tiles(place: int, *given: Any) -> list[HostPacked]:
@@ -143,8 +143,8 @@ def _in_tiles(problem: Problem, ready: Sides) -> tuple[int, Callable[..., list[H
         for axis, has in enumerate(ready):
             operand = both[axis], given[axis], axis, places[axis], noted[axis]
             words += (0,) * 7 if has else operand[0].words(*operand[1:])
-        if any(panels):
-            pack_shares(pieces)(sum(panels), panels[0], k, *words)
+        if any(shares):
+            pack_shares(pieces)(sum(shares), shares[0], k, *words)
         return [
             one if has else HostPacked(one, None, at, _extremes(found))
             for one, has, at, found in zip(given, ready, places, noted, strict=True)
@@ -193,7 +193,7 @@ def bind(
         return on_arrays
     (left, right), (nbytes, in_tiles) = _operands(problem), _in_tiles(problem, ready)
     most = (params["rows"] // GROUP, params["columns"] // GROUP)
-    down, across, count = left.panels // 2, right.panels // 2, -(-k // STEP_TERMS)
+    down, across, count = left.groups, right.groups, -(-k // STEP_TERMS)
     unpack, depth = unpack_kernel(problem.out, "float32").address(6), _TERMS[pieces] // STEP_TERMS
     small = small_kernel(pieces, by_tiles) if is_small(problem) and not any(ready) else None
 
