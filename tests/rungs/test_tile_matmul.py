@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from gemmule.backends.cpu import amx
 from gemmule.backends.cpu.jit import kernel
 from gemmule.core.caches import forget_plans
 from gemmule.core.problem import numpy_dtype
-from gemmule.rungs.matmul.cpu import _tile_steps, dot_products, tile_products
+from gemmule.rungs.matmul.cpu import _tile_steps, dot_products, half_sums, tile_products
 from gemmule.rungs.matmul.cpu._tile_blocks import carried
 from gemmule.rungs.matmul.cpu.tile_products import block_groups
 from gemmule_lab.verify import check
@@ -93,24 +94,31 @@ def test_several_passes_over_several_blocks(
     assert (out[:, 295:] == 7).all()
 
 
-@pytest.mark.skipif(dot_products.RUNG.available() is not None, reason="no AVX512_BF16 here")
+@pytest.mark.parametrize(("rung", "beyond"), [(dot_products, 2.0**-130), (half_sums, 6e4)])
 @pytest.mark.parametrize("small", [256**3, 0])
-def test_dot_products_take_what_tiles_do(small: int, limit: Callable[..., None]) -> None:
-    """Every layout at the edges, several passes, what is too small, and prepared operands."""
+def test_dot_products_take_what_tiles_do(
+    rung: Any, beyond: float, small: int, limit: Callable[..., None]
+) -> None:
+    """Every layout at the edges, several passes, what is beyond them, and prepared operands."""
+    missing = rung.RUNG.available()
+    if missing is not None:
+        pytest.skip(missing)
     limit(tile_products, _SMALL=small)
     forget_plans()
-    name, rng = "dot_products", np.random.default_rng(8)
+    name, dtype = rung.__name__.rpartition(".")[2], rung.RUNG.signatures[0][0]
+    rng = np.random.default_rng(8)
     for layout_a, layout_b in itertools.product(("row", "col", "strided"), repeat=2):
         for m, n, k in (*SHAPES, (40, 33, 1100)):
-            A = drawn(rng, (m, k), "bfloat16", layout_a)
-            B = drawn(rng, (k, n), "bfloat16", layout_b)
-            for out in ("bfloat16", "float32"):
+            A = drawn(rng, (m, k), dtype, layout_a)
+            B = drawn(rng, (k, n), dtype, layout_b)
+            for out in (dtype, "float32"):
                 judged(A, B, out_dtype=out, rung=name)
     prepared = gm.prepare(B, rung=name)
     np.testing.assert_array_equal(gm.matmul(A, prepared, rung=name), gm.matmul(A, B, rung=name))
-    A[3, 5] = B[7, 9] = 2.0**-130
-    plain = gm.matmul(A, B, rung="packed_threads")
-    np.testing.assert_array_equal(gm.matmul(A, B, rung=name), plain)
+    whole = functools.partial(gm.matmul, out_dtype="float32")
+    assert (whole(A, B, rung=name) != whole(A, B, rung="packed_threads")).any()
+    A[3, 5] = B[7, 9] = beyond
+    np.testing.assert_array_equal(whole(A, B, rung=name), whole(A, B, rung="packed_threads"))
 
 
 @pytest.mark.usefixtures("tiles")

@@ -182,7 +182,7 @@ def store_group(
 class Tiled(NamedTuple):
     """A product of packed A and B in blocks of C.
 
-    C_row, C_item: its steps in bytes; count: tiles of 32 terms; rows, columns: of a block, in
+    C_row, C_item: its steps in bytes; tiles: of 32 terms; rows, columns: of a block, in
     groups of 32; depth: tiles of one pass; unpack: the address of an `unpack_kernel`; workspace:
     has parts of `block_bytes`.
     """
@@ -194,7 +194,7 @@ class Tiled(NamedTuple):
     C_item: int
     m: int
     n: int
-    count: int
+    tiles: int
     rows: int
     columns: int
     depth: int
@@ -208,9 +208,9 @@ def block_bytes(rows: int, columns: int, count: int, depth: int) -> int:
 
 
 @functools.cache
-def block_shares(pieces: int, by_tiles: bool = True) -> Pooled:
+def block_shares(pieces: int, by: str) -> Pooled:
     """Return the product of a `Tiled`, a share for each block of C; see `block_kernel`."""
-    block, words = block_kernel(pieces, by_tiles), unpacked_as(Tiled)
+    block, words = block_kernel(pieces, by), unpacked_as(Tiled)
 
     @kernel
     def share(at: int, number: int) -> None:
@@ -223,31 +223,32 @@ def block_shares(pieces: int, by_tiles: bool = True) -> Pooled:
 
 
 @functools.cache
-def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
-    """Return ``f(product, number, registers)``: one block; by AMX, or else by VDPBF16PS.
+def block_kernel(pieces: int, by: str) -> Kernel:
+    """Return ``f(product, number, registers)``: one block; see `Way.by`.
 
     registers: memory of `block_bytes` that begins a cache line.
     """
     start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
     add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
     shapes, forget = configured(*SHAPES), released()
-    step_bytes, dots = pieces * TILE_BYTES, steps.add_dots()
+    step_bytes, by_tiles = pieces * TILE_BYTES, by == "tiles"
+    dots = steps.add_dots("bfloat16" if by_tiles else by)
 
     @kernel
     def block(w: Tiled, number: int, registers: int) -> None:
-        panel, sums = w.count * step_bytes, registers + SUMS_BYTES
+        panel, sums = w.tiles * step_bytes, registers + SUMS_BYTES
         down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
         turns = (across + w.columns - 1) // w.columns
         top, left = number // turns * w.rows, number % turns * w.columns
         height, width = min(w.rows, down - top), min(w.columns, across - left)
         if by_tiles:
             shapes()
-        for begin in range(0, w.count, w.depth):
-            some = min(w.depth, w.count - begin)
+        for begin in range(0, w.tiles, w.depth):
+            some = min(w.depth, w.tiles - begin)
             for j in range(width):
                 right = w.b + 2 * (left + j) * panel + begin * step_bytes
                 for i in range(height):
-                    place = sums + ((j * height + i) * SUMS_BYTES if w.count > w.depth else 0)
+                    place = sums + ((j * height + i) * SUMS_BYTES if w.tiles > w.depth else 0)
                     above = w.a + 2 * (top + i) * panel + begin * step_bytes
                     if not by_tiles:
                         for part in range(4):
@@ -260,9 +261,9 @@ def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
                             resume(registers, place)
                         for step in range(some):
                             one, other = above + step * step_bytes, right + step * step_bytes
-                            add(registers, one, other, w.count * TILE_BYTES)
+                            add(registers, one, other, w.tiles * TILE_BYTES)
                         keep(registers, place)
-                    if begin + w.depth >= w.count:
+                    if begin + w.depth >= w.tiles:
                         row, column = GROUP * (top + i), GROUP * (left + j)
                         target = w.C, w.C_row, w.C_item, w.m, w.n
                         store_group(place, *target, row, column, w.unpack)
@@ -278,9 +279,17 @@ LEAST_EXPONENTS = 2 * 127 - 126 + 14
 _INFINITY = 0x7C00  # of float16
 
 
+_MOST_EXPONENTS = 2 * 15 + 8  # of float16 elements' largest: 32 products sum to less than 2^15
+
+
 @kernel
 def carried(pieces: int, least_a: int, most_a: int, least_b: int, most_b: int) -> bool:
-    """Whether tiles compute what IEEE arithmetic does, up to roundings, of operands' extremes."""
+    """Whether tiles compute what IEEE arithmetic does, up to roundings, of operands' extremes.
+
+    pieces: 0 where float16 is summed as it is.
+    """
+    if pieces == 0:
+        return (most_a >> 10) + (most_b >> 10) <= _MOST_EXPONENTS
     if pieces == 2:
         return max(most_a, most_b) < _INFINITY
     first, second = (least_a + 1) >> 7, (least_b + 1) >> 7
@@ -314,10 +323,11 @@ def small_bytes(m: int, n: int, k: int, pieces: int) -> int:
 
 
 @functools.cache
-def small_kernel(pieces: int, by_tiles: bool) -> Kernel:
+def small_kernel(pieces: int, by: str) -> Kernel:
     """Return ``f(words, A, B, C)``, a product by address; not 0: operands are not `carried`."""
-    pack, block, extremes = _pack_kernel(pieces), block_kernel(pieces, by_tiles), least_and_most
+    pack, block, extremes = _pack_kernel(pieces), block_kernel(pieces, by), least_and_most
     words, step_bytes = unpacked_as(Small), pieces * TILE_BYTES
+    rule = 0 if by == "float16" else pieces
 
     @kernel
     def range_of(at: int, groups: int) -> Any:
@@ -343,7 +353,7 @@ def small_kernel(pieces: int, by_tiles: bool) -> Kernel:
         least_a, most_a = range_of(of_a, down)
         least_b, most_b = range_of(of_b, across)
         undone = 1
-        if carried(pieces, least_a, most_a, least_b, most_b):
+        if carried(rule, least_a, most_a, least_b, most_b):
             sizes = (w.C_row, w.C_item, w.m, w.n, count, down, across, w.depth, w.unpack, 0)
             block(Tiled(a, b, C, *sizes), 0, part)
             undone = 0

@@ -130,12 +130,13 @@ def add_products(pieces: tuple[int, int], streamed: str = "") -> Intrinsic:
 
 
 @functools.cache
-def add_dots() -> Intrinsic:
-    """Return ``f(sums, a, b, count, before)``: what tiles do, for one of the four, by VDPBF16PS.
+def add_dots(dtype: str) -> Intrinsic:
+    """Return ``f(sums, a, b, count, before)``: what tiles do, for one of the four, in vectors.
 
     Adds `count` steps of 32 terms of a panel of A and one of B to 16 x 16 sums in memory, which
     are read where `before` is not 0. Each row's sums stay in a register, and two terms of the row
-    meet sixteen columns in one instruction, which takes them from memory.
+    meet sixteen columns in one instruction, which takes them from memory: bfloat16 by VDPBF16PS;
+    float16 by VFMADDPH, 32 terms of a sum in float16 before they are added in float32.
     """
 
     def emit(builder: Any, *arguments: simd.Value) -> None:
@@ -152,10 +153,18 @@ def add_dots() -> Intrinsic:
         step.add_incoming(count.type(0), start)
         offset = builder.mul(step, count.type(amx.TILE_BYTES))
         left, right, grown = builder.add(a, offset), builder.add(b, offset), list(totals)
+        if dtype == "float16":
+            halves = ir.VectorType(ir.HalfType(), STEP_TERMS)
+            grown = [halves([0.0] * STEP_TERMS)] * len(kept)
         for pair in range(STEP_TERMS // 2):
             columns = simd.load_vector(builder, right, "int32", 64 * pair)
             for row in rows:
-                grown[row] = _dots(builder, grown[row], columns, left, 64 * row + 4 * pair)
+                terms = simd.spread(builder, left, 64 * row + 4 * pair, "int32")
+                grown[row] = _two_terms(builder, dtype, grown[row], columns, terms)
+        if dtype == "float16":
+            grown = [
+                builder.fadd(t, _widened(builder, g)) for t, g in zip(totals, grown, strict=True)
+            ]
         following = builder.add(step, count.type(1))
         step.add_incoming(following, loop)
         for total, one, new in zip(totals, kept, grown, strict=True):
@@ -166,15 +175,27 @@ def add_dots() -> Intrinsic:
         for row, new in enumerate(grown):
             simd.store_vector(builder, new, sums, 64 * row)
 
-    return operation("add_dots", emit)
+    return operation(f"add_dots {dtype}", emit)
 
 
-def _dots(builder: Any, total: simd.Value, columns: simd.Value, left: simd.Value, at: int) -> Any:
-    """Emit ``total + columns . two terms at left + at``, which the instruction reads itself."""
-    halves = simd.bfloat16_vector()
-    row = builder.bitcast(simd.spread(builder, left, at, "int32"), halves)
-    name, columns = "llvm.x86.avx512bf16.dpbf16ps.512", builder.bitcast(columns, halves)
-    return simd.called(builder, name, total.type, total, columns, row)
+def _two_terms(builder: Any, dtype: str, total: Any, columns: simd.Value, terms: simd.Value) -> Any:
+    """Emit ``total + columns . terms``; of float16 both products have a sum of their own."""
+    if dtype == "float16":
+        parts = (builder.bitcast(one, total.type) for one in (terms, columns))
+        return simd.called(builder, "llvm.fma.v32f16", total.type, *parts, total)
+    kind = simd.bfloat16_vector()
+    columns, terms = builder.bitcast(columns, kind), builder.bitcast(terms, kind)
+    return simd.called(
+        builder, "llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, columns, terms
+    )
+
+
+def _widened(builder: Any, pairs: simd.Value) -> Any:
+    """Emit the sums of each two float16 that stand beside each other, as float32."""
+    order = range(0, STEP_TERMS, 2)
+    even = simd.shuffled(builder, pairs, pairs, list(order))
+    odd = simd.shuffled(builder, pairs, pairs, [one + 1 for one in order])
+    return builder.fpext(builder.fadd(even, odd), simd.vector_type("float32"))
 
 
 @functools.cache

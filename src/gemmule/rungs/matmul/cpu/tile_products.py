@@ -61,8 +61,8 @@ _PRODUCTS_PER_FMA = {"bfloat16": 3.5, "float16": 1.2}
 _ELEMENTS_PER_FMA, _NEAR = 0.05, 2.0
 
 
-def _pieces(problem: Problem) -> int:
-    return 2 if problem.a == "float16" else 1
+def _pieces(problem: Problem, by: str) -> int:
+    return 2 if problem.a == "float16" and by == "tiles" else 1
 
 
 class _Tiles:
@@ -108,32 +108,34 @@ def block_groups(down: int, across: int, threads: int, most: tuple[int, int]) ->
     return rows, columns
 
 
-def _operands(problem: Problem) -> tuple[_Tiles, _Tiles]:
+def _operands(problem: Problem, by: str) -> tuple[_Tiles, _Tiles]:
     """Return how A and B become tiles."""
     units = unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1)
     places = [places_kernel(b, unit).address(7) for b, unit in enumerate(units)]
-    pieces, k = _pieces(problem), problem.k
+    pieces, k = _pieces(problem, by), problem.k
     return _Tiles(pieces, problem.m, k, places[0]), _Tiles(pieces, problem.n, k, places[1])
 
 
-def pack(problem: Problem, operand: str, array: Array) -> HostPacked:
+def pack(problem: Problem, operand: str, array: Array, *, by: str = "tiles") -> HostPacked:
     """Return A or B in tiles, and its extremes."""
     axis = "ab".index(operand)
-    tiles = _operands(problem)[axis]
+    tiles = _operands(problem, by)[axis]
     memory.require(tiles.nbytes, "what is packed of the matrix")
     (held, at), noted = _fresh(tiles.nbytes), tiles.extremes()
     words = tiles.words(array, axis, at, noted)
-    pack_shares(_pieces(problem))(tiles.groups, tiles.groups, problem.k, *words, *words)
+    pack_shares(_pieces(problem, by))(tiles.groups, tiles.groups, problem.k, *words, *words)
     held.flags.writeable = False
     return HostPacked(array, held, at, _extremes(noted))
 
 
-def _in_tiles(problem: Problem, ready: Sides) -> tuple[int, Callable[..., list[HostPacked]]]:
+def _in_tiles(
+    problem: Problem, ready: Sides, by: str
+) -> tuple[int, Callable[..., list[HostPacked]]]:
     """Return what makes tiles of A and B at once, of those that are none yet, and their bytes.
 
     It is given where they go, and the operands.
     """
-    both, pieces, k = _operands(problem), _pieces(problem), problem.k
+    both, pieces, k = _operands(problem, by), _pieces(problem, by), problem.k
     shares = [0 if has else tiles.groups for tiles, has in zip(both, ready, strict=True)]
     nbytes = [0 if has else tiles.nbytes for tiles, has in zip(both, ready, strict=True)]
 
@@ -158,19 +160,19 @@ def is_small(problem: Problem) -> bool:
     return problem.m * problem.n * problem.k <= _SMALL
 
 
-def job(problem: Problem, params: Params, A: Array, B: Any, *, by_tiles: bool = True) -> Job | None:
+def job(problem: Problem, params: Params, A: Array, B: Any, *, by: str = "tiles") -> Job | None:
     """Return a small product as what a builtin function is bound to."""
     if not is_small(problem):
         return None
-    item, pieces = ITEMSIZE[problem.out], _pieces(problem)
-    words = _small_words(problem, A.strides, B.strides, (item * problem.n, item))
-    return Job(small_kernel(pieces, by_tiles).address(4), words)
+    item = ITEMSIZE[problem.out]
+    words = _small_words(problem, by, A.strides, B.strides, (item * problem.n, item))
+    return Job(small_kernel(_pieces(problem, by), by).address(4), words)
 
 
-def _small_words(problem: Problem, of_A: Strides, of_B: Strides, of_C: Strides) -> Small:
+def _small_words(problem: Problem, by: str, of_A: Strides, of_B: Strides, of_C: Strides) -> Small:
     """Return a small product on the calling thread; strides in bytes."""
-    m, n, k, pieces = problem.m, problem.n, problem.k, _pieces(problem)
-    left, right = _operands(problem)
+    m, n, k, pieces = problem.m, problem.n, problem.k, _pieces(problem, by)
+    left, right = _operands(problem, by)
     operands = (left.place, *of_A, m, right.place, *of_B[::-1], n)
     unpack, room = unpack_kernel(problem.out, "float32"), small_bytes(m, n, k, pieces)
     depth = _TERMS[pieces] // STEP_TERMS
@@ -178,12 +180,16 @@ def _small_words(problem: Problem, of_A: Strides, of_B: Strides, of_C: Strides) 
 
 
 def bind(
-    problem: Problem, params: Params, ready: Sides = NEITHER, *, by_tiles: bool = True
+    problem: Problem, params: Params, ready: Sides = NEITHER, *, by: str = "tiles"
 ) -> Callable[..., None]:
-    """Return ``run(A, B, C)``; `ready` operands come in tiles."""
-    if by_tiles:
+    """Return ``run(A, B, C)``; `ready` operands come in tiles.
+
+    by: ``"tiles"``, or what `add_dots` multiplies in vectors.
+    """
+    if by == "tiles":
         missing_tiles("bf16")  # the system has to be asked, whoever binds
-    pieces, (m, n, k) = _pieces(problem), (problem.m, problem.n, problem.k)
+    pieces, (m, n, k) = _pieces(problem, by), (problem.m, problem.n, problem.k)
+    rule = 0 if by == "float16" else pieces
     plainly = functools.cache(lambda: packed_threads.bind(problem, packed_threads.RUNG.defaults()))
 
     def on_arrays(A: Any, B: Any, C: Array) -> None:
@@ -191,15 +197,15 @@ def bind(
 
     if not (m and n and k):
         return on_arrays
-    (left, right), (nbytes, in_tiles) = _operands(problem), _in_tiles(problem, ready)
+    (left, right), (nbytes, in_tiles) = _operands(problem, by), _in_tiles(problem, ready, by)
     most = (params["rows"] // GROUP, params["columns"] // GROUP)
     down, across, count = left.groups, right.groups, -(-k // STEP_TERMS)
     unpack, depth = unpack_kernel(problem.out, "float32").address(6), _TERMS[pieces] // STEP_TERMS
-    small = small_kernel(pieces, by_tiles) if is_small(problem) and not any(ready) else None
+    small = small_kernel(pieces, by) if is_small(problem) and not any(ready) else None
 
     def in_blocks(place: int, A: Any, B: Any, C: Array) -> None:
         of_a, of_b = in_tiles(place, A, B)
-        if not carried(pieces, *of_a.notes, *of_b.notes):
+        if not carried(rule, *of_a.notes, *of_b.notes):
             on_arrays(A, B, C)
             return
         rows, columns = block_groups(down, across, thread_count(), most)
@@ -207,11 +213,11 @@ def bind(
         steps = _cpu.address(C), C.strides[0], C.itemsize, m, n, count
         room = workspace(block_bytes(rows, columns, count, depth))
         words = of_a.at, of_b.at, *steps, rows, columns, depth, unpack, room
-        block_shares(pieces, by_tiles)(blocks, *words)
+        block_shares(pieces, by)(blocks, *words)
 
     def run(A: Any, B: Any, C: Array) -> None:
         if small is not None:
-            words = np.array(_small_words(problem, A.strides, B.strides, C.strides), np.int64)
+            words = np.array(_small_words(problem, by, A.strides, B.strides, C.strides), np.int64)
             if small(words.ctypes.data, *map(_cpu.address, (A, B, C))):
                 on_arrays(A, B, C)
         elif nbytes > _MOST_KEPT:
@@ -233,7 +239,7 @@ def _arithmetic(problem: Problem) -> Arithmetic:
 
     Pieces of a number have its sign, so the magnitudes of their products sum to that of theirs.
     """
-    pieces = _pieces(problem)
+    pieces = _pieces(problem, "tiles")
     products = len(PRODUCTS[pieces, pieces])
 
     def chain(p: Problem, params: Params) -> int:
