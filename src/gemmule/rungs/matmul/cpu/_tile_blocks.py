@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
 from gemmule.backends.cpu.atomics import unpacked_as
+from gemmule.backends.cpu.atomics import write as set_word
 from gemmule.backends.cpu.intrinsics import call_c, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled, in_pool
@@ -89,7 +90,11 @@ def places_kernel(paired: bool, unit: str) -> Kernel:
 
 @functools.cache
 def _pack_kernel(pieces: int) -> Kernel:
-    """Return what packs two panels of an operand: see `pack_shares`."""
+    """Return what packs 32 lines of an operand: two panels, and what `note_extremes` notes.
+
+    places: the address of a `places_kernel`; steps in bytes; packed, extremes: where the tiles and
+    the extremes of all lines go.
+    """
     write, note, split = store("int64", "int64"), steps.note_extremes(), steps.split_halves()
 
     @kernel
@@ -130,40 +135,8 @@ def _pack_kernel(pieces: int) -> Kernel:
 
 @functools.cache
 def pack_shares(pieces: int) -> Pooled:
-    """Return the packing of A and B, a share for each 32 lines, those of A first.
-
-    Words: shares of A; terms; then of each operand the address of a `places_kernel`, the source,
-    the step from line to line and from term to term in bytes, lines, where the tiles go, and where
-    each share's extremes go (see `note_extremes`).
-    """
-    pack = _pack_kernel(pieces)
-
-    @kernel
-    def pack_either(
-        number: int,
-        shares: int,
-        terms: int,
-        places_a: int,
-        A: int,
-        A_line: int,
-        A_term: int,
-        m: int,
-        packed_a: int,
-        extremes_a: int,
-        places_b: int,
-        B: int,
-        B_line: int,
-        B_term: int,
-        n: int,
-        packed_b: int,
-        extremes_b: int,
-    ) -> None:
-        if number < shares:
-            pack(number, places_a, A, A_line, A_term, m, packed_a, extremes_a, terms)
-        else:
-            pack(number - shares, places_b, B, B_line, B_term, n, packed_b, extremes_b, terms)
-
-    return in_pool(pack_either, 16)
+    """Return the packing of an operand, a share for each 32 lines; words as `_pack_kernel` says."""
+    return in_pool(_pack_kernel(pieces), 8)
 
 
 @kernel
@@ -177,100 +150,6 @@ def store_group(
             target, tile = C + i * C_row + j * C_item, sums + part * TILE_BYTES
             height, breadth = min(TILE_ROWS, m - i), min(TILE_ROWS, n - j)
             call_c(unpack, (tile, TILE_ROWS, target, C_row, height, breadth))
-
-
-class Tiled(NamedTuple):
-    """A product of packed A and B in blocks of C.
-
-    C_row, C_item: its steps in bytes; tiles: of 32 terms; rows, columns: of a block, in
-    groups of 32; depth: tiles of one pass; unpack: the address of an `unpack_kernel`; workspace:
-    has parts of `block_bytes`.
-    """
-
-    a: int
-    b: int
-    C: int
-    C_row: int
-    C_item: int
-    m: int
-    n: int
-    tiles: int
-    rows: int
-    columns: int
-    depth: int
-    unpack: int
-    workspace: int
-
-
-def block_bytes(rows: int, columns: int, count: int, depth: int) -> int:
-    """Return what a block works in: the sums of groups that wait for another pass, and one more."""
-    return ((rows * columns if count > depth else 1) + 1) * SUMS_BYTES
-
-
-@functools.cache
-def block_shares(pieces: int, by: str) -> Pooled:
-    """Return the product of a `Tiled`, a share for each block of C; see `block_kernel`."""
-    block, words = block_kernel(pieces, by), unpacked_as(Tiled)
-
-    @kernel
-    def share(at: int, number: int) -> None:
-        w = words(at)
-        part = claimed(w.workspace)
-        block(w, number, part)
-        release(w.workspace, part)
-
-    return Pooled(share)
-
-
-@functools.cache
-def block_kernel(pieces: int, by: str) -> Kernel:
-    """Return ``f(product, number, registers)``: one block; see `Way.by`.
-
-    registers: memory of `block_bytes` that begins a cache line.
-    """
-    start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
-    add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
-    shapes, forget = configured(*SHAPES), released()
-    step_bytes, by_tiles = pieces * TILE_BYTES, by == "tiles"
-    dots = steps.add_dots("bfloat16" if by_tiles else by)
-
-    @kernel
-    def block(w: Tiled, number: int, registers: int) -> None:
-        panel, sums = w.tiles * step_bytes, registers + SUMS_BYTES
-        down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
-        turns = (across + w.columns - 1) // w.columns
-        top, left = number // turns * w.rows, number % turns * w.columns
-        height, width = min(w.rows, down - top), min(w.columns, across - left)
-        if by_tiles:
-            shapes()
-        for begin in range(0, w.tiles, w.depth):
-            some = min(w.depth, w.tiles - begin)
-            for j in range(width):
-                right = w.b + 2 * (left + j) * panel + begin * step_bytes
-                for i in range(height):
-                    place = sums + ((j * height + i) * SUMS_BYTES if w.tiles > w.depth else 0)
-                    above = w.a + 2 * (top + i) * panel + begin * step_bytes
-                    if not by_tiles:
-                        for part in range(4):
-                            one, other = above + part // 2 * panel, right + part % 2 * panel
-                            dots(place + part * TILE_BYTES, one, other, some, begin)
-                    else:
-                        if begin == 0:
-                            start(registers)
-                        else:
-                            resume(registers, place)
-                        for step in range(some):
-                            one, other = above + step * step_bytes, right + step * step_bytes
-                            add(registers, one, other, w.tiles * TILE_BYTES)
-                        keep(registers, place)
-                    if begin + w.depth >= w.tiles:
-                        row, column = GROUP * (top + i), GROUP * (left + j)
-                        target = w.C, w.C_row, w.C_item, w.m, w.n
-                        store_group(place, *target, row, column, w.unpack)
-        if by_tiles:
-            forget()
-
-    return block
 
 
 # The exponent fields of the least elements of A and B that are not zero sum to this at least where
@@ -296,38 +175,95 @@ def carried(pieces: int, least_a: int, most_a: int, least_b: int, most_b: int) -
     return min(first, second) > 0 and first + second >= LEAST_EXPONENTS
 
 
-class Small(NamedTuple):
-    """A product on the calling thread: of each operand as `pack_shares` has it, then C's."""
+class Tiled(NamedTuple):
+    """A product in blocks of C, each of which packs what it reads of A and B, pass by pass.
+
+    What other threads have packed a core fetches line by line out of their caches: that took more
+    time than to pack it again. places_a, places_b: addresses of each `places_kernel`, or 0 where
+    the operand comes packed, and then its least and its most; steps in bytes; rows, columns: of a
+    block, in groups of 32; depth: tiles of 32 terms of a pass; unpack: the address of an
+    `unpack_kernel`; workspace: has parts of `block_bytes`; refused: where shares say that not all
+    is `carried`.
+    """
 
     places_a: int
+    A: int
     A_line: int
     A_term: int
     m: int
+    least_a: int
+    most_a: int
     places_b: int
+    B: int
     B_line: int
     B_term: int
     n: int
+    least_b: int
+    most_b: int
+    C: int
     C_row: int
     C_item: int
     k: int
+    rows: int
+    columns: int
     depth: int
     unpack: int
     workspace: int
+    refused: int
 
 
-def small_bytes(m: int, n: int, k: int, pieces: int) -> int:
-    """Return what a product on the calling thread works in."""
-    down, across, count = -(-m // GROUP), -(-n // GROUP), -(-k // STEP_TERMS)
-    packed = (down + across) * (2 * count * pieces * TILE_BYTES + EXTREMES_BYTES)
-    return packed + (down * across + 1) * SUMS_BYTES
+def block_bytes(rows: int, columns: int, terms: int, depth: int, pieces: int) -> int:
+    """Return what a block works in: sums that wait for another pass and four more; tiles."""
+    count = -(-terms // STEP_TERMS)
+    sums = (rows * columns if count > depth else 1) + 1
+    tiles = (rows + columns) * (2 * min(count, depth) * pieces * TILE_BYTES + EXTREMES_BYTES)
+    return sums * SUMS_BYTES + tiles
+
+
+@functools.cache
+def block_shares(pieces: int, by: str) -> Pooled:
+    """Return the product of a `Tiled`, a share for each block of C; see `block_kernel`."""
+    block, words = block_kernel(pieces, by), unpacked_as(Tiled)
+
+    @kernel
+    def share(at: int, number: int) -> None:
+        w = words(at)
+        part = claimed(w.workspace)
+        if block(w, w.A, w.B, w.C, number, part) != 0:
+            set_word(w.refused, 1)
+        release(w.workspace, part)
+
+    return Pooled(share)
 
 
 @functools.cache
 def small_kernel(pieces: int, by: str) -> Kernel:
-    """Return ``f(words, A, B, C)``, a product by address; not 0: operands are not `carried`."""
-    pack, block, extremes = _pack_kernel(pieces), block_kernel(pieces, by), least_and_most
-    words, step_bytes = unpacked_as(Small), pieces * TILE_BYTES
-    rule = 0 if by == "float16" else pieces
+    """Return ``f(words, A, B, C)``: a `Tiled` of one block; not 0: operands are not `carried`."""
+    block, words = block_kernel(pieces, by), unpacked_as(Tiled)
+
+    @kernel
+    def small(at: int, A: int, B: int, C: int) -> Any:
+        w = words(at)
+        part = claimed(w.workspace)
+        undone = block(w, A, B, C, 0, part)
+        release(w.workspace, part)
+        return undone
+
+    return small
+
+
+@functools.cache
+def block_kernel(pieces: int, by: str) -> Kernel:
+    """Return ``f(product, A, B, C, number, part)``: a block, in a part of the workspace.
+
+    by: see `tile_products.bind`. Not 0: operands are not `carried`.
+    """
+    start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
+    add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
+    shapes, forget, pack = configured(*SHAPES), released(), _pack_kernel(pieces)
+    step_bytes, by_tiles = pieces * TILE_BYTES, by == "tiles"
+    dots, rule = steps.add_dots("bfloat16" if by_tiles else by), 0 if by == "float16" else pieces
+    extremes = least_and_most
 
     @kernel
     def range_of(at: int, groups: int) -> Any:
@@ -338,26 +274,67 @@ def small_kernel(pieces: int, by: str) -> Kernel:
         return least, most
 
     @kernel
-    def small(at: int, A: int, B: int, C: int) -> int:
-        w = words(at)
-        part, count = claimed(w.workspace), (w.k + STEP_TERMS - 1) // STEP_TERMS
+    def block(w: Tiled, A: int, B: int, C: int, number: int, registers: int) -> int:
+        count = (w.k + STEP_TERMS - 1) // STEP_TERMS
         down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
-        a = part + (down * across + 1) * SUMS_BYTES
-        b = a + 2 * down * count * step_bytes
-        of_a = b + 2 * across * count * step_bytes
-        of_b = of_a + down * EXTREMES_BYTES
-        for group in range(down):
-            pack(group, w.places_a, A, w.A_line, w.A_term, w.m, a, of_a, w.k)
-        for group in range(across):
-            pack(group, w.places_b, B, w.B_line, w.B_term, w.n, b, of_b, w.k)
-        least_a, most_a = range_of(of_a, down)
-        least_b, most_b = range_of(of_b, across)
-        undone = 1
-        if carried(rule, least_a, most_a, least_b, most_b):
-            sizes = (w.C_row, w.C_item, w.m, w.n, count, down, across, w.depth, w.unpack, 0)
-            block(Tiled(a, b, C, *sizes), 0, part)
-            undone = 0
-        release(w.workspace, part)
-        return undone
+        turns = (across + w.columns - 1) // w.columns
+        top, left = number // turns * w.rows, number % turns * w.columns
+        height, width = min(w.rows, down - top), min(w.columns, across - left)
+        several, sums = count > w.depth, registers + SUMS_BYTES
+        room_a = sums + (w.rows * w.columns if several else 1) * SUMS_BYTES
+        room_b = room_a + 2 * w.rows * min(count, w.depth) * step_bytes
+        noted = room_b + 2 * w.columns * min(count, w.depth) * step_bytes
+        least_a, most_a, least_b, most_b = w.least_a, w.most_a, w.least_b, w.most_b
+        for begin in range(0, count, w.depth):
+            some, low = min(w.depth, count - begin), begin * STEP_TERMS
+            terms = min(some * STEP_TERMS, w.k - low)
+            a, b, panel_a, panel_b = room_a, room_b, some * step_bytes, some * step_bytes
+            if w.places_a != 0:
+                source, lines = A + GROUP * top * w.A_line + low * w.A_term, w.m - GROUP * top
+                way = w.places_a, source, w.A_line, w.A_term, lines, room_a, noted
+                for group in range(height):
+                    pack(group, *way, terms)
+                least_a, most_a = range_of(noted, height)
+            else:
+                panel_a = count * step_bytes
+                a = A + 2 * top * panel_a + begin * step_bytes
+            if w.places_b != 0:
+                source, lines = B + GROUP * left * w.B_line + low * w.B_term, w.n - GROUP * left
+                way = w.places_b, source, w.B_line, w.B_term, lines, room_b, noted
+                for group in range(width):
+                    pack(group, *way, terms)
+                least_b, most_b = range_of(noted, width)
+            else:
+                panel_b = count * step_bytes
+                b = B + 2 * left * panel_b + begin * step_bytes
+            if not carried(rule, least_a, most_a, least_b, most_b):
+                return 1
+            if by_tiles:
+                shapes()
+            for j in range(width):
+                right = b + 2 * j * panel_b
+                for i in range(height):
+                    place = sums + ((j * height + i) * SUMS_BYTES if several else 0)
+                    above = a + 2 * i * panel_a
+                    if not by_tiles:
+                        for part in range(4):
+                            one, other = above + part // 2 * panel_a, right + part % 2 * panel_b
+                            dots(place + part * TILE_BYTES, one, other, some, begin)
+                    else:
+                        if begin == 0:
+                            start(registers)
+                        else:
+                            resume(registers, place)
+                        for step in range(some):
+                            one, other = above + step * step_bytes, right + step * step_bytes
+                            add(registers, one, other, panel_a // pieces, panel_b // pieces)
+                        keep(registers, place)
+                    if begin + w.depth >= count:
+                        row, column = GROUP * (top + i), GROUP * (left + j)
+                        target = C, w.C_row, w.C_item, w.m, w.n
+                        store_group(place, *target, row, column, w.unpack)
+            if by_tiles:
+                forget()
+        return 0
 
-    return small
+    return block

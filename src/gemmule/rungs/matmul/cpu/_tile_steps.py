@@ -100,18 +100,16 @@ def keep_rows() -> Intrinsic:
 
 @functools.cache
 def add_products(pieces: tuple[int, int], streamed: str = "") -> Intrinsic:
-    """Return ``f(registers, a, b, panel_bytes)``: add 32 terms to the four sums.
+    """Return ``f(registers, a, b, panel_a, panel_b)``: add 32 terms to the four sums.
 
-    a, b: addresses of the tiles of these terms in the first of two panels, panel_bytes apart for
+    a, b: addresses of the tiles of these terms in the first of two panels, so many bytes apart for
     each of the pieces that A or B has. streamed: ``"a"`` or ``"b"`` where that passes while the
     other stays in the first cache.
     """
 
-    def emit(
-        builder: Any, registers: simd.Value, a: simd.Value, b: simd.Value, panel_bytes: simd.Value
-    ) -> None:
-        apart = [builder.mul(panel_bytes, panel_bytes.type(count)) for count in pieces]
-        left, right = ((at, builder.add(at, by)) for at, by in zip((a, b), apart, strict=True))
+    def emit(builder: Any, registers: simd.Value, *given: simd.Value) -> None:
+        apart = [builder.mul(by, by.type(n)) for by, n in zip(given[2:], pieces, strict=True)]
+        left, right = ((at, builder.add(at, by)) for at, by in zip(given[:2], apart, strict=True))
         held: tuple[int, int] = (-1, -1)
         for pair in PRODUCTS[pieces]:
             for name, tiles, places, piece, before in (

@@ -13,6 +13,7 @@ to `packed_threads`.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,18 +28,16 @@ from gemmule.core.problem import HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, CpuRung, Machine, Params, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs._cpu_rows import Strides
-from gemmule.rungs._cpu_workspace import claimed, release, workspace
+from gemmule.rungs._cpu_workspace import workspace
 from gemmule.rungs.matmul.cpu import packed_threads
 from gemmule.rungs.matmul.cpu._tile import unit_axis, unpack_kernel
 from gemmule.rungs.matmul.cpu._tile_blocks import (
     GROUP,
-    Small,
+    Tiled,
     block_bytes,
     block_shares,
-    carried,
     pack_shares,
     places_kernel,
-    small_bytes,
     small_kernel,
 )
 from gemmule.rungs.matmul.cpu._tile_steps import PRODUCTS, STEP_TERMS
@@ -48,11 +47,8 @@ Array = np.ndarray[Any, Any]
 
 # Terms of a pass: with them two panels of B, 32 KiB, stay in the first-level cache.
 _TERMS = {1: 512, 2: 256}
-# Blocks for each thread at least, where there are so many groups of 32: who ends late ends soon.
-_BLOCKS_PER_THREAD = 2
-_LEAST_GROUPS = 2
-# Bytes of tiles for which memory is kept: fresh pages took a quarter of a product of 1024 x 1024.
-_MOST_KEPT = 64 << 20
+# What it takes to pack 32 lines of A, and of B, in times of 32 x 32 sums of as many terms.
+_PACKS = (6, 11)
 _SMALL = 256**3  # multiply-adds that the calling thread does as fast as with helpers, about
 # Multiply-adds, and elements packed, for each fused float32 multiply-add of a core (Xeon with AMX,
 # 16 cores, 1024 to 4096; packing two cores, 64 to 256; November 2026; a loop over the first-level
@@ -65,94 +61,48 @@ def _pieces(problem: Problem, by: str) -> int:
     return 2 if problem.a == "float16" and by == "tiles" else 1
 
 
-class _Tiles:
-    """An operand as tiles: a panel of sixteen lines after the other, an even number of them."""
-
-    def __init__(self, pieces: int, lines: int, terms: int, place: int) -> None:
-        self.lines, self.place = lines, place
-        self.groups = -(-lines // GROUP)
-        self.nbytes = 2 * self.groups * -(-terms // STEP_TERMS) * pieces * TILE_BYTES
-
-    def extremes(self) -> Array:
-        """Return memory for the extremes of all 32 lines."""
-        return np.empty((self.groups, 2, 32), np.uint16)
-
-    def words(self, array: Array, line_axis: int, at: int, noted: Array) -> tuple[int, ...]:
-        """Return what `pack_shares` has to know of an operand whose lines lie along an axis."""
-        steps = array.strides[line_axis], array.strides[1 - line_axis]
-        return self.place, _cpu.address(array), *steps, self.lines, at, noted.ctypes.data
-
-
-def _fresh(nbytes: int) -> tuple[Array, int]:
-    """Return new memory for tiles, and where they begin in it."""
-    memory = np.empty(nbytes + 64, np.uint8)
-    return memory, -(-memory.ctypes.data // 64) * 64
-
-
 def _extremes(noted: Array) -> tuple[int, int]:
     """Return the least magnitude that is not zero, less one, and the largest, as bits."""
     return int(noted[:, 0].min()), int(noted[:, 1].max())
 
 
-def block_groups(down: int, across: int, threads: int, most: tuple[int, int]) -> tuple[int, int]:
-    """Return rows and columns of a block in groups of 32: at most `most`, enough for all threads.
-
-    down, across: groups of C.
-    """
-    rows, columns = min(down, most[0]), min(across, most[1])
-    wanted = _BLOCKS_PER_THREAD * threads if threads > 1 else 1
-    while -(-down // rows) * -(-across // columns) < wanted:
-        if max(rows, columns) <= _LEAST_GROUPS:
-            break
-        rows, columns = (-(-rows // 2), columns) if rows >= columns else (rows, -(-columns // 2))
-    return rows, columns
-
-
-def _operands(problem: Problem, by: str) -> tuple[_Tiles, _Tiles]:
-    """Return how A and B become tiles."""
-    units = unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1)
-    places = [places_kernel(b, unit).address(7) for b, unit in enumerate(units)]
-    pieces, k = _pieces(problem, by), problem.k
-    return _Tiles(pieces, problem.m, k, places[0]), _Tiles(pieces, problem.n, k, places[1])
-
-
 def pack(problem: Problem, operand: str, array: Array, *, by: str = "tiles") -> HostPacked:
-    """Return A or B in tiles, and its extremes."""
-    axis = "ab".index(operand)
-    tiles = _operands(problem, by)[axis]
-    memory.require(tiles.nbytes, "what is packed of the matrix")
-    (held, at), noted = _fresh(tiles.nbytes), tiles.extremes()
-    words = tiles.words(array, axis, at, noted)
-    pack_shares(_pieces(problem, by))(tiles.groups, tiles.groups, problem.k, *words, *words)
+    """Return A or B in tiles, two panels of sixteen lines after the other, and its extremes."""
+    axis, pieces, k = "ab".index(operand), _pieces(problem, by), problem.k
+    groups = -(-array.shape[axis] // GROUP)
+    nbytes = 2 * groups * -(-k // STEP_TERMS) * pieces * TILE_BYTES
+    memory.require(nbytes, "what is packed of the matrix")
+    held, noted = np.empty(nbytes + 64, np.uint8), np.empty((groups, 2, 32), np.uint16)
+    at = -(-held.ctypes.data // 64) * 64
+    lies = _cpu.address(array), array.strides[axis], array.strides[1 - axis], array.shape[axis]
+    places = _places(problem)[axis]
+    pack_shares(pieces)(groups, places, *lies, at, noted.ctypes.data, k)
     held.flags.writeable = False
     return HostPacked(array, held, at, _extremes(noted))
 
 
-def _in_tiles(
-    problem: Problem, ready: Sides, by: str
-) -> tuple[int, Callable[..., list[HostPacked]]]:
-    """Return what makes tiles of A and B at once, of those that are none yet, and their bytes.
+def _places(problem: Problem) -> list[int]:
+    units = unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1)
+    return [places_kernel(axis == 1, unit).address(7) for axis, unit in enumerate(units)]
 
-    It is given where they go, and the operands.
+
+@functools.lru_cache(256)
+def block_groups(
+    down: int, across: int, threads: int, most: tuple[int, int], packs: tuple[int, int]
+) -> tuple[int, int]:
+    """Return rows and columns of a block in groups of 32, at most `most`, of the least time.
+
+    down, across: groups of C. packs: what packing such a group of A or of B takes, in times of a
+    group of C; every block packs its own.
     """
-    both, pieces, k = _operands(problem, by), _pieces(problem, by), problem.k
-    shares = [0 if has else tiles.groups for tiles, has in zip(both, ready, strict=True)]
-    nbytes = [0 if has else tiles.nbytes for tiles, has in zip(both, ready, strict=True)]
 
-    def in_tiles(place: int, *given: Any) -> list[HostPacked]:
-        noted, places = [tiles.extremes() for tiles in both], (place, place + nbytes[0])
-        words: list[int] = []
-        for axis, has in enumerate(ready):
-            operand = both[axis], given[axis], axis, places[axis], noted[axis]
-            words += (0,) * 7 if has else operand[0].words(*operand[1:])
-        if any(shares):
-            pack_shares(pieces)(sum(shares), shares[0], k, *words)
-        return [
-            one if has else HostPacked(one, None, at, _extremes(found))
-            for one, has, at, found in zip(given, ready, places, noted, strict=True)
-        ]
+    def time(rows: int, columns: int) -> tuple[int, int]:
+        blocks = -(-down // rows) * -(-across // columns)
+        each = rows * columns + packs[0] * rows + packs[1] * columns
+        return -(-blocks // threads) * each, blocks
 
-    return sum(nbytes), in_tiles
+    each = itertools.product(range(1, min(down, most[0]) + 1), range(1, min(across, most[1]) + 1))
+    return min(each, key=lambda size: time(*size))
 
 
 def is_small(problem: Problem) -> bool:
@@ -165,18 +115,43 @@ def job(problem: Problem, params: Params, A: Array, B: Any, *, by: str = "tiles"
     if not is_small(problem):
         return None
     item = ITEMSIZE[problem.out]
-    words = _small_words(problem, by, A.strides, B.strides, (item * problem.n, item))
+    C_steps = item * problem.n, item
+    words = _small(problem, by)._replace(**_lies(A.strides, B.strides, C_steps))
     return Job(small_kernel(_pieces(problem, by), by).address(4), words)
 
 
-def _small_words(problem: Problem, by: str, of_A: Strides, of_B: Strides, of_C: Strides) -> Small:
-    """Return a small product on the calling thread; strides in bytes."""
-    m, n, k, pieces = problem.m, problem.n, problem.k, _pieces(problem, by)
-    left, right = _operands(problem, by)
-    operands = (left.place, *of_A, m, right.place, *of_B[::-1], n)
-    unpack, room = unpack_kernel(problem.out, "float32"), small_bytes(m, n, k, pieces)
-    depth = _TERMS[pieces] // STEP_TERMS
-    return Small._make((*operands, *of_C, k, depth, unpack.address(6), workspace(room)))
+def _lies(of_A: Strides, of_B: Strides, of_C: Strides) -> dict[str, int]:
+    """Return the steps of a product's matrices in bytes, as a `Tiled` has them."""
+    steps = (*of_A, *of_B[::-1], *of_C)
+    return dict(
+        zip(("A_line", "A_term", "B_line", "B_term", "C_row", "C_item"), steps, strict=True)
+    )
+
+
+def _product(problem: Problem, by: str) -> Tiled:
+    """Return all of a product that is known before its matrices are."""
+    places = _places(problem)
+    known = {
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "places_a": places[0],
+        "places_b": places[1],
+        "depth": _TERMS[_pieces(problem, by)] // STEP_TERMS,
+        "unpack": unpack_kernel(problem.out, "float32").address(6),
+    }
+    return Tiled(**(dict.fromkeys(Tiled._fields, 0) | known))
+
+
+def _in_blocks(product: Tiled, rows: int, columns: int, pieces: int) -> Tiled:
+    room = workspace(block_bytes(rows, columns, product.k, product.depth, pieces))
+    return product._replace(rows=rows, columns=columns, workspace=room)
+
+
+def _small(problem: Problem, by: str) -> Tiled:
+    """Return a product of one block."""
+    down, across = -(-problem.m // GROUP), -(-problem.n // GROUP)
+    return _in_blocks(_product(problem, by), down, across, _pieces(problem, by))
 
 
 def bind(
@@ -188,48 +163,40 @@ def bind(
     """
     if by == "tiles":
         missing_tiles("bf16")  # the system has to be asked, whoever binds
-    pieces, (m, n, k) = _pieces(problem, by), (problem.m, problem.n, problem.k)
-    rule = 0 if by == "float16" else pieces
+    pieces, alone = _pieces(problem, by), is_small(problem) and not any(ready)
     plainly = functools.cache(lambda: packed_threads.bind(problem, packed_threads.RUNG.defaults()))
 
     def on_arrays(A: Any, B: Any, C: Array) -> None:
         plainly()(A.array if ready[0] else A, B.array if ready[1] else B, C)
 
-    if not (m and n and k):
+    if not (problem.m and problem.n and problem.k):
         return on_arrays
-    (left, right), (nbytes, in_tiles) = _operands(problem, by), _in_tiles(problem, ready, by)
+    down, across = -(-problem.m // GROUP), -(-problem.n // GROUP)
     most = (params["rows"] // GROUP, params["columns"] // GROUP)
-    down, across, count = left.groups, right.groups, -(-k // STEP_TERMS)
-    unpack, depth = unpack_kernel(problem.out, "float32").address(6), _TERMS[pieces] // STEP_TERMS
-    small = small_kernel(pieces, by) if is_small(problem) and not any(ready) else None
-
-    def in_blocks(place: int, A: Any, B: Any, C: Array) -> None:
-        of_a, of_b = in_tiles(place, A, B)
-        if not carried(rule, *of_a.notes, *of_b.notes):
-            on_arrays(A, B, C)
-            return
-        rows, columns = block_groups(down, across, thread_count(), most)
-        blocks = -(-down // rows) * -(-across // columns)
-        steps = _cpu.address(C), C.strides[0], C.itemsize, m, n, count
-        room = workspace(block_bytes(rows, columns, count, depth))
-        words = of_a.at, of_b.at, *steps, rows, columns, depth, unpack, room
-        block_shares(pieces, by)(blocks, *words)
+    packs = 0 if ready[0] else _PACKS[0] // pieces, 0 if ready[1] else _PACKS[1] // pieces
+    product = _small(problem, by) if alone else _product(problem, by)
 
     def run(A: Any, B: Any, C: Array) -> None:
-        if small is not None:
-            words = np.array(_small_words(problem, by, A.strides, B.strides, C.strides), np.int64)
-            if small(words.ctypes.data, *map(_cpu.address, (A, B, C))):
-                on_arrays(A, B, C)
-        elif nbytes > _MOST_KEPT:
-            fresh = _fresh(nbytes)
-            in_blocks(fresh[1], A, B, C)
+        given = [one.array if has else one for one, has in zip((A, B), ready, strict=True)]
+        lying = product._replace(**_lies(given[0].strides, given[1].strides, C.strides))
+        if alone:
+            words = np.array(lying, np.int64)
+            undone = small_kernel(pieces, by)(_cpu.address(words), *map(_cpu.address, (A, B, C)))
         else:
-            kept = workspace(nbytes)
-            part = claimed(kept)
-            try:
-                in_blocks(part, A, B, C)
-            finally:
-                release(kept, part)
+            refused = np.zeros(1, np.int64)
+            places = {"A": 0, "B": 0, "C": _cpu.address(C), "refused": refused.ctypes.data}
+            for name, one, has in zip("AB", (A, B), ready, strict=True):
+                places[name] = one.at if has else _cpu.address(one)
+                if has:
+                    low = name.lower()
+                    least, most_of = one.notes
+                    places |= {f"places_{low}": 0, f"least_{low}": least, f"most_{low}": most_of}
+            rows, columns = block_groups(down, across, thread_count(), most, packs)
+            blocks = _in_blocks(lying._replace(**places), rows, columns, pieces)
+            block_shares(pieces, by)(-(-down // rows) * -(-across // columns), *blocks)
+            undone = refused[0]
+        if undone:
+            on_arrays(A, B, C)
 
     return run
 
