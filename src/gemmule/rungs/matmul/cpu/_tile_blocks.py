@@ -179,37 +179,37 @@ class Tiled(NamedTuple):
     """A product in blocks of C, each of which packs what it reads of A and B, pass by pass.
 
     What other threads have packed a core fetches line by line out of their caches: that took more
-    time than to pack it again. places_a, places_b: addresses of each `places_kernel`, or 0 where
-    the operand comes packed, and then its least and its most; steps in bytes; rows, columns: of a
-    block, in groups of 32; depth: tiles of 32 terms of a pass; unpack: the address of an
-    `unpack_kernel`; workspace: has parts of `block_bytes`; refused: where shares say that not all
-    is `carried`.
+    time than to pack it again. refused: where shares say that not all is `carried`; places_a,
+    places_b: addresses of each `places_kernel`, or 0 where the operand comes packed, and then its
+    least and its most; steps in bytes; rows, columns: of a block, in groups of 32; depth: tiles of
+    32 terms of a pass; unpack: the address of an `unpack_kernel`; workspace: has parts of
+    `block_bytes`.
     """
 
-    places_a: int
     A: int
+    B: int
+    C: int
+    refused: int
+    places_a: int
     A_line: int
     A_term: int
-    m: int
     least_a: int
     most_a: int
     places_b: int
-    B: int
     B_line: int
     B_term: int
-    n: int
     least_b: int
     most_b: int
-    C: int
     C_row: int
     C_item: int
+    m: int
+    n: int
     k: int
     rows: int
     columns: int
     depth: int
     unpack: int
     workspace: int
-    refused: int
 
 
 def block_bytes(rows: int, columns: int, terms: int, depth: int, pieces: int) -> int:

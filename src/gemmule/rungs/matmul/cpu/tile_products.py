@@ -174,26 +174,35 @@ def bind(
     down, across = -(-problem.m // GROUP), -(-problem.n // GROUP)
     most = (params["rows"] // GROUP, params["columns"] // GROUP)
     packs = 0 if ready[0] else _PACKS[0] // pieces, 0 if ready[1] else _PACKS[1] // pieces
-    product = _small(problem, by) if alone else _product(problem, by)
+
+    @functools.lru_cache(8)
+    def laid(threads: int, *steps: Strides) -> tuple[int, Tiled, Array]:
+        """Return the blocks, and all words but the places of matrices that lie so."""
+        if alone:
+            product, blocks = _small(problem, by), 1
+        else:
+            rows, columns = block_groups(down, across, threads, most, packs)
+            product = _in_blocks(_product(problem, by), rows, columns, pieces)
+            blocks = -(-down // rows) * -(-across // columns)
+        product = product._replace(**_lies(*steps))
+        return blocks, product, np.array(product, np.int64)
 
     def run(A: Any, B: Any, C: Array) -> None:
-        given = [one.array if has else one for one, has in zip((A, B), ready, strict=True)]
-        lying = product._replace(**_lies(given[0].strides, given[1].strides, C.strides))
+        arrays = A.array if ready[0] else A, B.array if ready[1] else B, C
+        blocks, product, words = laid(thread_count(), *(one.strides for one in arrays))
         if alone:
-            words = np.array(lying, np.int64)
-            undone = small_kernel(pieces, by)(_cpu.address(words), *map(_cpu.address, (A, B, C)))
+            undone = small_kernel(pieces, by)(*map(_cpu.address, (words, A, B, C)))
         else:
+            if ready[0]:
+                product = product._replace(places_a=0, least_a=A.notes[0], most_a=A.notes[1])
+            if ready[1]:
+                product = product._replace(places_b=0, least_b=B.notes[0], most_b=B.notes[1])
             refused = np.zeros(1, np.int64)
-            places = {"A": 0, "B": 0, "C": _cpu.address(C), "refused": refused.ctypes.data}
-            for name, one, has in zip("AB", (A, B), ready, strict=True):
-                places[name] = one.at if has else _cpu.address(one)
-                if has:
-                    low = name.lower()
-                    least, most_of = one.notes
-                    places |= {f"places_{low}": 0, f"least_{low}": least, f"most_{low}": most_of}
-            rows, columns = block_groups(down, across, thread_count(), most, packs)
-            blocks = _in_blocks(lying._replace(**places), rows, columns, pieces)
-            block_shares(pieces, by)(-(-down // rows) * -(-across // columns), *blocks)
+            both = (
+                one.at if has else _cpu.address(one) for one, has in zip((A, B), ready, strict=True)
+            )
+            places = *both, _cpu.address(C), _cpu.address(refused)
+            block_shares(pieces, by)(blocks, *places, *product[len(places) :])
             undone = refused[0]
         if undone:
             on_arrays(A, B, C)
