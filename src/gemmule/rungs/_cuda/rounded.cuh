@@ -125,7 +125,13 @@ template <class TX, int BITS, int N, int PANELS> __device__ __forceinline__ void
       else {
         ptx::Vec<TX, 8> v;
 #pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] = j + e < n ? x[(p.perm ? (i64)p.perm[j + e] : (i64)(j + e)) * p.x_step] : TX(0.f);
+        for (int e = 0; e < 8; ++e) {  // no load waits for another
+          const int at = min(j + e, n - 1);
+          v[e] = x[(p.perm ? (i64)p.perm[at] : (i64)at) * p.x_step];
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (j + e >= n) v[e] = TX(0.f);
         w = *(const Words*)&v;
       }
     }
