@@ -38,9 +38,32 @@ def test_products_are_right_where_x_is_brought_as_it_lies_and_where_not(
     params = dict(zip(NAMES, SHAPES[shape], strict=True))
     for seed, group in enumerate((128, 32, 16, 48)):
         problem = product(bits, group, layout_b)
-        if RUNG.why_not(problem, params):
-            continue
         kind, view = (("normal", "contiguous"), ("integers", "padded"))[seed % 2]
         trial = device.Trial(problem, params, kind, view, seed)
         verdict = device.judge_trial(RUNG, trial, Emulator(seed).run)
         assert verdict.ok, (trial, verdict.text)
+
+
+def test_what_lies_along_the_sum_and_is_aligned_needs_no_launch_in_front() -> None:
+    machine, params = proofs.proof_machine(), dict(zip(NAMES, SHAPES["cluster"], strict=True))
+    problem = product(4, 128, "col")
+    (step,) = RUNG.steps(problem, params, machine)
+    assert [one.operand for one in step.maps] == ["b", "a"]
+    assert not step.pdl
+    assert RUNG.workspace(problem, params, machine) == 0
+    in_parts = dict(zip(NAMES, SHAPES["parts"], strict=True))
+    _, added = RUNG.steps(problem, in_parts, machine)
+    assert added.kernel.startswith("add_parts")
+    ordered = replace(problem.quant, has_perm=True) if problem.quant else None
+    others = [
+        product(4, 128, "row"),
+        product(4, 128, "col", terms=519),
+        product(8, 8, "col"),  # an instruction has columns of two groups
+        replace(problem, alignment=8),
+        replace(problem, quant=ordered),
+    ]
+    for other in others:
+        first, second = RUNG.steps(other, params, machine)
+        assert first.kernel.startswith("turn_columns"), other.describe()
+        assert not second.maps, other.describe()
+        assert RUNG.workspace(other, params, machine) >= other.n * other.k * 2

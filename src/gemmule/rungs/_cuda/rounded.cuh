@@ -122,18 +122,7 @@ template <class TX, int BITS, int N, int PANELS> __device__ __forceinline__ void
     Words w = {};
     if (column < columns) {
       if (p.x_step == 1 && !p.perm && j + 8 <= n && ((u64)(x + j) & 15) == 0) w = *(const Words*)(x + j);
-      else {
-        ptx::Vec<TX, 8> v;
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {  // no load waits for another
-          const int at = min(j + e, n - 1);
-          v[e] = x[(p.perm ? (i64)p.perm[at] : (i64)at) * p.x_step];
-        }
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-          if (j + e >= n) v[e] = TX(0.f);
-        w = *(const Words*)&v;
-      }
+      else w = eight_of(p, x, j);
     }
     // What four lanes have of four steps becomes what one lane has of one.
 #pragma unroll

@@ -42,15 +42,7 @@ __global__ void __launch_bounds__(128) arrange_columns(const QuantArgs p) {
   Words words = {};
   if (column < columns) {
     if (p.x_step == 1 && !p.perm && j + 8 <= n && ((u64)(x + j) & 15) == 0) words = *(const Words*)(x + j);
-    else {
-#pragma unroll 1
-      for (int e = 0; e < 8; ++e) {  // from the last to the first, each a half of a word
-        const TX v = j + 7 - e < n ? x[(p.perm ? (i64)p.perm[j + 7 - e] : (i64)(j + 7 - e)) * p.x_step] : TX(0.f);
-#pragma unroll
-        for (int w = 3; w > 0; --w) words[w] = words[w] << 16 | words[w - 1] >> 16;
-        words[0] = words[0] << 16 | *(const unsigned short*)&v;
-      }
-    }
+    else words = eight_of(p, x, j);
   }
   unsigned char* const to = a.x(p, pass, chunk) + half / 2 * (X::N * 128) + (8 * k + g) * 128 + 4 * t;
 #pragma unroll

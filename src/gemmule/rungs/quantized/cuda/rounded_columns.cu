@@ -116,10 +116,14 @@ __device__ __forceinline__ void multiply_rounded(const QuantArgs& p, const Map s
     int at = 0, parity = 0;
     // Where the codes of a tile lie that this lane multiplies. Its own as they come are those of neighbouring columns; beside x as it lies
     // it wants a word, or of two words the halves, of each lane that has the same rows. TMA has changed the places of 16 bytes.
-    int spot[4];
+    u32 spot[2][4], halves = t % 2 ? 0x7351 : 0x6240;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      spot[i] = DIRECT ? g / 2 * LINE + ((g % 2 * 4 + i) ^ (own_tile * TILES * 4 + g / 2) % 8) * 16 + (BITS == 4 ? t / 2 : t) * 4 : lane * 16;
+    for (int i = 0; i < 8; ++i) {
+      const int line = own_tile * TILES * 4 + i / 4 * 4 + g / 2;
+      spot[i / 4][i % 4] = DIRECT ? g / 2 * LINE + ((g % 2 * 4 + i % 4) ^ line % 8) * 16 + (BITS == 4 ? t / 2 : t) * 4 : lane * 16;
+      if constexpr (DIRECT) ptx::pin(spot[i / 4][i % 4]);  // not worked out again for each stage
+    }
+    if constexpr (DIRECT) ptx::pin(halves);
 #pragma unroll 1
     for (int q = 0; q < count; ++q) {
       ptx::mbar_wait(ptx::smem_addr(&full[at]), parity);
@@ -132,10 +136,10 @@ __device__ __forceinline__ void multiply_rounded(const QuantArgs& p, const Map s
         if constexpr (DIRECT)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const u32* const word = (const u32*)(from + (spot[e] ^ i / TALL % 2 * 64));
-            to[e] = BITS == 4 ? __byte_perm(word[0], word[2], t % 2 ? 0x7351 : 0x6240) : word[0];
+            const u32* const word = (const u32*)(from + spot[i / TALL % 2][e]);
+            to[e] = BITS == 4 ? __byte_perm(word[0], word[2], halves) : word[0];
           }
-        else to = *(const Words*)(from + spot[0]);
+        else to = *(const Words*)(from + spot[0][0]);
       }
       // excerpt
 #pragma unroll
