@@ -122,7 +122,12 @@ template <class TX, int BITS, int N, int PANELS> __device__ __forceinline__ void
     Words w = {};
     if (column < columns) {
       if (p.x_step == 1 && !p.perm && j + 8 <= n && ((u64)(x + j) & 15) == 0) w = *(const Words*)(x + j);
-      else w = eight_of(p, x, j);
+      else {
+        ptx::Vec<TX, 8> v;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = j + e < n ? x[(p.perm ? (i64)p.perm[j + e] : (i64)(j + e)) * p.x_step] : TX(0.f);
+        w = *(const Words*)&v;
+      }
     }
     // What four lanes have of four steps becomes what one lane has of one.
 #pragma unroll

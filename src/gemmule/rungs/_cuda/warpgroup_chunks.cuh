@@ -39,7 +39,11 @@ template <class TX, class TS, int BITS, bool ZEROS, int SPLIT, int SHIFT, int HE
 
   // Eight of a column of x from stored column j, which lie anywhere; zeros past the end.
   static __device__ __forceinline__ Words gather(const QuantArgs& p, int column, int j) {
-    return eight_of(p, (const TX*)p.x + column * p.x_col, j);
+    ptx::Vec<TX, 8> v;
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+      v[e] = j + e < (int)p.n ? ((const TX*)p.x)[(p.perm ? (i64)p.perm[j + e] : (i64)(j + e)) * p.x_step + column * p.x_col] : TX(0.f);
+    return *(const Words*)&v;
   }
 
   // The scales of a stage's chunk, whose first tile is given: a lane asks for those of one unit, or, where they do not lie in whole

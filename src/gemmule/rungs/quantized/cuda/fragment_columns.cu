@@ -32,23 +32,18 @@ __global__ void __launch_bounds__(256) pack_operands(const QuantArgs p) {
   const PartOf of(part);
   float sum = 0;
   u32 pairs[C / 2];
-  TX x[C];  // no load waits for another
-  const int from = tile * Tile<BITS>::columns + t * C, last = (int)p.n - 1;
-#pragma unroll
-  for (int i = 0; i < C; ++i) {
-    const int j = min(from + i, last);
-    x[i] = ((const TX*)p.x)[(p.perm ? (i64)p.perm[j] : (i64)j) * p.x_step + min(column, (int)p.columns - 1) * p.x_col];
-  }
 #pragma unroll
   for (int i = 0; i < C; i += 2) {
+    TX x[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      if (!wanted || from + i + e > last) x[i + e] = TX(0.f);
-      if constexpr (sizeof(TX) == 4) sum += __uint_as_float(of.bits(x[i + e]) & 0xffff0000u);
-      else sum += wide<float>(x[i + e]);
+      const int j = tile * Tile<BITS>::columns + t * C + i + e;
+      x[e] = wanted && j < (int)p.n ? ((const TX*)p.x)[(p.perm ? (i64)p.perm[j] : (i64)j) * p.x_step + column * p.x_col] : TX(0.f);
+      if constexpr (sizeof(TX) == 4) sum += __uint_as_float(of.bits(x[e]) & 0xffff0000u);
+      else sum += wide<float>(x[e]);
     }
-    if constexpr (sizeof(TX) == 4) pairs[i / 2] = of.pair(x[i], x[i + 1]);
-    else pairs[i / 2] = *(const u32*)&x[i];
+    if constexpr (sizeof(TX) == 4) pairs[i / 2] = of.pair(x[0], x[1]);
+    else pairs[i / 2] = *(const u32*)x;
   }
 #pragma unroll
   for (int i = 0; i < V; ++i) {

@@ -43,7 +43,7 @@ __device__ __forceinline__ void multiply_rounded(const QuantArgs& p, const Map s
     if constexpr (CLUSTER > 1) ptx::cluster_sync();
   };
   if (group == GROUPS) {
-    ptx::reg_dealloc<56>();
+    ptx::reg_dealloc<72>();
     const int first = warp - 4 * GROUPS;
     if (first >= Bringers<STAGES>::warps) {
       meet(), meet();
@@ -70,34 +70,45 @@ __device__ __forceinline__ void multiply_rounded(const QuantArgs& p, const Map s
     const auto ask_x = [&](int q) {
       if constexpr (!DIRECT) ask_for_x<X_BYTES>(room + q % STAGES * X_BYTES, x + (i64)q * X_BYTES, &full[q % STAGES]);
     };
-    // Scales and zero points of SET pieces of a row each, asked for before the set in front of them is made use of.
-    constexpr int ROWS = HEIGHT / 32, PIECES = SPLIT * ROWS, SET = PIECES < 8 ? PIECES : ROWS == 4 ? 8 : 4, SETS = PIECES / SET;
+    // Scales and zero points of SET pieces of a row each, asked for a stage ahead and all at once: a warp's loads have six counters, so that
+    // who waits for one that was asked for between others waits for those as well.
+    constexpr int ROWS = HEIGHT / 32, PIECES = SPLIT * ROWS, SET = PIECES < 16 ? PIECES : 16, SETS = PIECES / SET;
     const int groups = (int)p.groups, size = (int)p.group_size;
     const int shift = size & (size - 1) ? -1 : 31 - __clz(size);
     TS scales[SET];
     float zeros[SET];
+    const int left = m - top - lane;  // beyond the last row and column codes may be anything: their weight is zero
     const auto look_up = [&](int q, int set) {
+      const int from_column = (begin + q) * (TILES * COLUMNS);
+      if (p.scale_row)
 #pragma unroll
-      for (int e = 0; e < SET; ++e) {
-        const int piece = set * SET + e, column = (begin + q) * (TILES * COLUMNS) + piece / ROWS * (TILES * COLUMNS / SPLIT);
-        const int row = min(top + lane + piece % ROWS * 32, m - 1);
-        const i64 from = p.scale_row ? (i64)min(shift < 0 ? column / size : column >> shift, groups - 1) * m + row : 0;
-        const bool there = column < n;  // beyond, codes may be anything: their weight is zero
-        scales[e] = there ? ptx::ld_nc((const TS*)p.scales + from) : TS(0.f);
-        zeros[e] = ZEROS && there ? ptx::ld_nc((const float*)p.zeros + from) : 0.f;
-      }
+        for (int e = 0; e < SET; e += ROWS) {
+          const int column = from_column + (set * SET + e) / ROWS * (TILES * COLUMNS / SPLIT), until = column < n ? left : 0;
+          const i64 from = (i64)min(shift < 0 ? column / size : column >> shift, groups - 1) * m + top + lane;
+          u64 scale = (u64)((const TS*)p.scales + from), zero = (u64)((const float*)p.zeros + from);
+          ptx::pin(scale), ptx::pin(zero);  // not worked out again for each row
+#pragma unroll
+          for (int r = 0; r < ROWS; ++r) {
+            scales[e + r] = until > 32 * r ? ptx::ld_nc((const TS*)scale + 32 * r) : TS(0.f);
+            zeros[e + r] = ZEROS && until > 32 * r ? ptx::ld_nc((const float*)zero + 32 * r) : 0.f;
+          }
+        }
+      else
+#pragma unroll
+        for (int e = 0; e < SET; ++e) {
+          const bool there = from_column + (set * SET + e) / ROWS * (TILES * COLUMNS / SPLIT) < n;
+          scales[e] = there ? *(const TS*)p.scales : TS(0.f);
+          zeros[e] = ZEROS && there ? *(const float*)p.zeros : 0.f;
+        }
     };
     const auto make = [&](int q) {
       const int at = q % STAGES;
 #pragma unroll
       for (int set = 0; set < SETS; ++set) {
-        Pairs one[SET];
 #pragma unroll
-        for (int e = 0; e < SET; ++e) one[e] = Weights::of(wide<float>(scales[e]), zeros[e], lane & 8);
+        for (int e = 0; e < SET; ++e) made[at][(set * SET + e) / ROWS][lane + (set * SET + e) % ROWS * 32] = Weights::of(wide<float>(scales[e]), zeros[e], lane & 8);
         if (set + 1 < SETS) look_up(q, set + 1);
         else look_up(q + Bringers<STAGES>::warps, 0);
-#pragma unroll
-        for (int e = 0; e < SET; ++e) made[at][(set * SET + e) / ROWS][lane + (set * SET + e) % ROWS * 32] = one[e];
       }
       __syncwarp();
       if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&full[at]));
@@ -105,7 +116,7 @@ __device__ __forceinline__ void multiply_rounded(const QuantArgs& p, const Map s
     Bringers<STAGES>::bring(first, count, empty, ask_codes, ask_x, [&] { look_up(first, 0); }, make);
     meet(), meet();
   } else {
-    ptx::reg_alloc<224>();
+    ptx::reg_alloc<216>();
     float d[TALL][N / 2] = {};
     const int own_tile = group * 4 * TALL + warp % 4, own_row = group * 64 * TALL + warp % 4 * 16 + g;
     const unsigned char* const own = codes + own_tile * ROW_BYTES;

@@ -35,8 +35,7 @@ _LEAST_STAGES = 3
 _NAMES = ("tall", "columns", "cluster", "parts", "panels")
 _SHAPES = (
     *((1, columns, cluster, 1, 2) for columns in (32, 64, 128, 256) for cluster in (1, 2)),
-    *((1, columns, 4, 1, 2) for columns in (32, 64, 128)),
-    *((1, columns, 1, parts, 2) for columns in (32, 64, 128) for parts in (2, 4, 8, 16)),
+    *((1, columns, 1, parts, 2) for columns in (32, 64, 128) for parts in (4, 8, 16)),
     *((1, 256, cluster, 1, 1) for cluster in (1, 2)),
     (2, 64, 1, 1, 2),
 )
