@@ -128,20 +128,6 @@ struct Groups {
 // Beside such codes scales and zero points lie group by group, those of neighbouring rows side by side.
 __device__ __forceinline__ i64 scale_at(const QuantArgs& p, int row, int group) { return p.scale_row ? group * p.m + row : 0; }
 
-// Eight numbers of a column of x from stored column j, which lie anywhere; zeros past the end. No load waits for another.
-template <class TX> __device__ __forceinline__ Words eight_of(const QuantArgs& p, const TX* x, int j) {
-  ptx::Vec<TX, 8> v;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    const int at = min(j + e, (int)p.n - 1);
-    v[e] = x[(p.perm ? (i64)p.perm[at] : (i64)at) * p.x_step];
-  }
-#pragma unroll
-  for (int e = 0; e < 8; ++e)
-    if (j + e >= (int)p.n) v[e] = TX(0.f);
-  return *(const Words*)&v;
-}
-
 template <class T>
 __device__ __forceinline__ void store_quantised(const QuantArgs& p, i64 row, i64 column, float sum) {
   T* out = (T*)p.y + row * p.y_step + column * p.y_col;

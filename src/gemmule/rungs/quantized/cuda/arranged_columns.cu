@@ -25,6 +25,20 @@ template <class TX, int BITS, bool ZEROS, int SPLIT, int SHIFT, int TILES, int N
   }
 };
 
+// Eight numbers of a column of x from stored column j, which lie anywhere; zeros past the end. No load waits for another.
+template <class TX> __device__ __forceinline__ Words eight_of(const QuantArgs& p, const TX* x, int j) {
+  ptx::Vec<TX, 8> v;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const int at = min(j + e, (int)p.n - 1);
+    v[e] = x[(p.perm ? (i64)p.perm[at] : (i64)at) * p.x_step];
+  }
+#pragma unroll
+  for (int e = 0; e < 8; ++e)
+    if (j + e >= (int)p.n) v[e] = TX(0.f);
+  return *(const Words*)&v;
+}
+
 // A block has eight columns of a set of tiles, a warp half a panel of them, a lane what it has of a column in 16 bytes.
 template <class TX, int BITS, bool ZEROS, int SPLIT, int SHIFT, int TILES, int NT>
 __global__ void __launch_bounds__(128) arrange_columns(const QuantArgs p) {
