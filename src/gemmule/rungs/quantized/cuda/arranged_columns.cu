@@ -25,20 +25,6 @@ template <class TX, int BITS, bool ZEROS, int SPLIT, int SHIFT, int TILES, int N
   }
 };
 
-// Eight numbers of a column of x from stored column j, which lie anywhere; zeros past the end. No load waits for another.
-template <class TX> __device__ __forceinline__ Words eight_of(const QuantArgs& p, const TX* x, int j) {
-  ptx::Vec<TX, 8> v;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    const int at = min(j + e, (int)p.n - 1);
-    v[e] = x[(p.perm ? (i64)p.perm[at] : (i64)at) * p.x_step];
-  }
-#pragma unroll
-  for (int e = 0; e < 8; ++e)
-    if (j + e >= (int)p.n) v[e] = TX(0.f);
-  return *(const Words*)&v;
-}
-
 // A block has eight columns of a set of tiles, a warp half a panel of them, a lane what it has of a column in 16 bytes.
 template <class TX, int BITS, bool ZEROS, int SPLIT, int SHIFT, int TILES, int NT>
 __global__ void __launch_bounds__(128) arrange_columns(const QuantArgs p) {
@@ -56,7 +42,15 @@ __global__ void __launch_bounds__(128) arrange_columns(const QuantArgs p) {
   Words words = {};
   if (column < columns) {
     if (p.x_step == 1 && !p.perm && j + 8 <= n && ((u64)(x + j) & 15) == 0) words = *(const Words*)(x + j);
-    else words = eight_of(p, x, j);
+    else {
+#pragma unroll 1
+      for (int e = 0; e < 8; ++e) {  // from the last to the first, each a half of a word
+        const TX v = j + 7 - e < n ? x[(p.perm ? (i64)p.perm[j + 7 - e] : (i64)(j + 7 - e)) * p.x_step] : TX(0.f);
+#pragma unroll
+        for (int w = 3; w > 0; --w) words[w] = words[w] << 16 | words[w - 1] >> 16;
+        words[0] = words[0] << 16 | *(const unsigned short*)&v;
+      }
+    }
   }
   unsigned char* const to = a.x(p, pass, chunk) + half / 2 * (X::N * 128) + (8 * k + g) * 128 + 4 * t;
 #pragma unroll
