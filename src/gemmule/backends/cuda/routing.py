@@ -140,7 +140,8 @@ class RoutedLauncher:
                 one(stream, packed)
             if itself:
                 target = sums if combined else result
-                multiply(stream, w, a, target, indices, (memory + to_places,))
+                pair = (w, a) if coded else (a, w)
+                multiply(stream, *pair, target, indices, (memory + to_places,))
             elif product is not None:
                 left = rows if sorts else a
                 if coded:
@@ -182,21 +183,27 @@ class RoutedLauncher:
         choice, of_slot = product.choice, _of_slot(a, routed.top_k)
         rung, quant = cuda_rung(choice), choice.problem.quant
         to_slot = _of_slot(out, routed.top_k) if weights is None else self.forms[2].strides[0]
-        if rung.routed is None or quant is None or of_slot is None or to_slot is None:
+        if rung.routed is None or of_slot is None or to_slot is None:
             return None
         way = ByIndex(indices.dtype, routed.gated, routed.out if weights is None else routed.sums)
         step = rung.routed(choice.problem, choice.params, choice.machine, way)
         if step is None:
             return None
-        stored = launch_args.stored_numbers(quant, routed.k)[:3]
         y_step = out.strides[-1] if weights is None else 1
-        steps = 1, a.strides[0 if len(a.shape) == 2 else 1], y_step, to_slot
-        sizes = routed.n, routed.k, routed.slots, *stored, routed.experts
+        row = a.strides[0 if len(a.shape) == 2 else 1]
         each = routed.top_k if len(a.shape) == 2 else 1  # slots of a row
-        template = launch_args.QUANT.pack(*[0] * 7, *sizes, *steps, 1.0, 0.0) + TAIL.pack(each, 0)
+        if quant is None:
+            given = {"a_row": row, "c_row": to_slot, "c_col": y_step}
+            template, words = launch_args.changed(product.template, given), "4Q"
+        else:
+            stored = launch_args.stored_numbers(quant, routed.k)[:3]
+            sizes = routed.n, routed.k, routed.slots, *stored, routed.experts
+            steps = 1, row, y_step, to_slot
+            template, words = launch_args.QUANT.pack(*[0] * 7, *sizes, *steps, 1.0, 0.0), "32s3Q"
+        template += TAIL.pack(each, 0)
         module = starter.kernels(rung, (step,), choice.machine.arch)
         starter.check_shared(module, (step,), choice.machine)
-        return starter.starter(starter.loaded(module, (step,), template, ordinal), "32s3Q", "Q")
+        return starter.starter(starter.loaded(module, (step,), template, ordinal), words, "Q")
 
     def _sorting(self, wide: bool) -> list[Step]:
         """Return the steps that sort the slots and gather their rows."""
