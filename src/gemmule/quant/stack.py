@@ -12,7 +12,7 @@ from typing import Any, Self
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.problem import ITEMSIZE
 from gemmule.core.words import Bits, Float4, Method, ScaleDtype
-from gemmule.quant import float4
+from gemmule.quant import float4, library, places
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import float_coded, quantize
 
@@ -75,9 +75,8 @@ class QuantizedStack:
     def to(self, device: str) -> Self:
         """Return the stack on another device, such as ``"cuda"`` or ``"cpu"``.
 
-        4-bit floats become 8-bit codes of the same weights on the way to a GPU, of twice the bytes,
-        with a warning in the log, and stay so; of NVFP4 a scale times its factor is rounded to
-        float32.
+        4-bit floats stay what they are where kernels that read them are proved; elsewhere they
+        become 8-bit codes of the same weights on the way to a GPU, as those of a matrix do.
         """
         return replace(self, matrix=_read_there(self.matrix, device).to(device, layout="row"))
 
@@ -116,7 +115,9 @@ class QuantizedStack:
 def _read_there(matrix: QuantizedMatrix, device: str) -> QuantizedMatrix:
     """Return the matrix in codes that grouped products read on a device, where it lies."""
     if matrix.format is None or device == "cpu":
-        return matrix  # grouped products on a GPU read no 4-bit floats
+        return matrix
+    if places.reads_floats(matrix.format, library.mover(device)[0], experts=True):
+        return matrix
     return float4.widened(matrix.to("cpu", "row")).to(matrix.device, "row")
 
 

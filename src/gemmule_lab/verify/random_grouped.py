@@ -80,7 +80,7 @@ def draw(seed: int, number: int, device: str = "cpu", rung: str | None = None) -
         weights, dtype = f"uint{bits}", _FLOATS[(0, 2, 3)[int(rng.integers(3))]]
         group, zeros = _GROUPS[int(rng.integers(5))], bool(rng.integers(2))
         options["quant"] = QuantSpec(bits, group, zeros, "row", "float32", False)
-        if bits == 4 and device == "cpu" and rng.integers(3) == 0:
+        if bits == 4 and rng.integers(3) == 0:
             weights, options["quant"] = FLOAT4_DTYPE, float4_spec(int(rng.integers(2)))
     else:
         options["layout_b"] = _LAYOUTS[int(rng.integers(3))]

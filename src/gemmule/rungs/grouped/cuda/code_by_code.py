@@ -3,12 +3,12 @@
 A thread finds the expert of its row by halving, and walks a row of that expert's codes: each less
 its zero point meets an element of A in float32, and a group's scale comes to the group's sum. It
 takes what the rungs for many tokens do not: float32 beside codes, groups that are no multiples of
-32, sizes and strides that do not fit vectors.
+32, sizes and strides that do not fit vectors. Floats of 4 bits have no zero points.
 """
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4_DTYPE, Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance
 from gemmule.rungs._cuda.grouped import COUNTED, by_element
@@ -39,7 +39,7 @@ RUNG = CudaRung(
     source="textbook; binary search",
     signatures=tuple(
         (t, codes, out)
-        for codes in ("uint4", "uint8")
+        for codes in ("uint4", "uint8", FLOAT4_DTYPE)
         for t in ("float32", "float16", "bfloat16")
         for out in ((t,) if t == "float32" else (t, "float32"))
     ),

@@ -17,6 +17,10 @@ __device__ __forceinline__ u32 ones(__nv_bfloat16) { return 0x3f803f80; }
 // in each of eight rows: what `ldmatrix` reads at a time lies in different banks.
 constexpr int WARPS = 8, ROWS = 32, LINE = 128, STAGE = ROWS * LINE, STAGES = 2 * STAGE;
 
+template <class TS> __device__ __forceinline__ TS no_scale() {   // of columns that there are not
+  if constexpr (Float4<TS>::is) return TS(0);
+  else return narrow<TS, float>(0.f);
+}
 __device__ constexpr int ahead(int nt) { return nt == 1 ? 2 : 1; }   // blocks for which tokens are asked for before
 
 // The lane's tokens of a block of 32 codes; zeros behind k. WHOLE: it does not lie there.
@@ -37,10 +41,10 @@ __device__ __forceinline__ void bring(Words (&xs)[NT], const T* const (&x)[NT], 
 
 // One turn of a warp: from `start` on, of which every SPAN blocks lie within one group. WHOLE: no block lies behind k.
 // from: the lane's row of the stage; scale and less: those of rows 8 r + g and the lane's EACH blocks.
-template <class T, int BITS, bool ZEROS, int NT, int SPAN, bool WHOLE, int BLOCKS = 32 / BITS, int EACH = BLOCKS / 4>
+template <class T, class TS, int BITS, bool ZEROS, int NT, int SPAN, bool WHOLE, int BLOCKS = 32 / BITS, int EACH = BLOCKS / 4>
 __device__ __forceinline__ void multiply(float (&sum)[2][NT][4], Words (&xs)[BLOCKS][NT], const T* const (&x)[NT], int start, int k,
                                          int tiles, u32 from, const float (&scale)[4][EACH], const float (&less)[ZEROS ? 4 : 1][EACH]) {
-  typedef Centred<T, BITS> Codes;
+  typedef Halves<T, TS, BITS> Codes;
   constexpr int AHEAD = ahead(NT);
   float products[2][NT][4], inputs[ZEROS ? NT : 1][4];   // of SPAN blocks; the sums of x alone
 #pragma unroll
@@ -127,7 +131,7 @@ __device__ __forceinline__ void multiply(float (&sum)[2][NT][4], Words (&xs)[BLO
 // room: the stages, the sums [PARTS][TOKENS][APART], then the list. rows: where a token's row lies in x and in y.
 template <class T, class TC, class TS, int BITS, bool ZEROS, int NT, int WIDE, bool GATED, class Rows>
 __device__ __forceinline__ void stream_codes(const QuantArgs& p, const Ends& ends, unsigned char* room, const Rows& row_of) {
-  typedef Centred<T, BITS> Codes;
+  typedef Halves<T, TS, BITS> Codes;
   constexpr int COLUMNS = GATED ? 2 : 1, ACROSS = WIDE / COLUMNS, SLAB = ROWS * ACROSS;   // of the result
   constexpr int PARTS = WARPS / WIDE, TOKENS = 8 * NT, APART = ROWS * WIDE + 4;
   constexpr int V = 128 / BITS, DEPTH = 8 * V, BLOCKS = DEPTH / 32, EACH = BLOCKS / 4;
@@ -186,7 +190,7 @@ __device__ __forceinline__ void stream_codes(const QuantArgs& p, const Ends& end
 #pragma unroll
       for (int r = 0; r < 4; ++r, place += 8 * groups) {
         const bool is = 8 * r + g < rows;
-        soon[r][i] = is ? ((const TS*)p.scales)[place] : narrow<TS, float>(0.f);
+        soon[r][i] = is ? ((const TS*)p.scales)[place] : no_scale<TS>();
         if constexpr (ZEROS) less_soon[r][i] = is ? ((const float*)p.zeros)[place] - (1 << (BITS - 1)) : 0.f;
       }
     }
@@ -221,8 +225,9 @@ __device__ __forceinline__ void stream_codes(const QuantArgs& p, const Ends& end
       int next = turn + 1;
       if (next == turns && item + 1 < end) go_to(item + 1), next = 0;
       if (next < turns) ask(next);
-      if (size % 4 == 0 && start + DEPTH <= k) multiply<T, BITS, ZEROS, NT, 4, true>(sum, xs, x, start, k, tiles, held, scale, less);
-      else multiply<T, BITS, ZEROS, NT, 1, false>(sum, xs, x, start, k, tiles, held, scale, less);
+      constexpr int SPAN = Float4<TS>::is ? 1 : 4;   // in blocks, of whole turns
+      if (size % SPAN == 0 && start + DEPTH <= k) multiply<T, TS, BITS, ZEROS, NT, SPAN, true>(sum, xs, x, start, k, tiles, held, scale, less);
+      else multiply<T, TS, BITS, ZEROS, NT, 1, false>(sum, xs, x, start, k, tiles, held, scale, less);
     }
     if (!turns && item + 1 < end) go_to(item + 1);
     __syncthreads();   // nobody reads the sums of the item before any more
