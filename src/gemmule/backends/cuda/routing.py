@@ -2,9 +2,9 @@
 
 Kernels sort the slots by their experts and gather the rows of A in that order, the product is any
 rung's, and one delivers its sums: to their slots, weighted and added up, or through a gate. Of few
-slots some rungs do all that themselves, but for weighted sums. All is in the order of the caller's
-stream, each started before the one in front has ended where the device can; no host learns what the
-indices are.
+slots some rungs do all that themselves, but for weighted sums, and of sorted rows the gate. All is
+in the order of the caller's stream, each started before the one in front has ended where the device
+can; no host learns what the indices are.
 """
 
 from __future__ import annotations
@@ -139,9 +139,12 @@ class RoutedLauncher:
             for one in before:
                 one(stream, packed)
             if itself:
-                target = sums if combined else result
                 pair = (w, a) if coded else (a, w)
-                multiply(stream, *pair, target, indices, (memory + to_places,))
+                if sorts:
+                    target = sums if combined else result
+                    multiply(stream, *pair, target, indices, (memory + to_places,))
+                else:
+                    multiply(stream, *pair, result, ends)
             elif product is not None:
                 left = rows if sorts else a
                 if coded:
@@ -176,16 +179,20 @@ class RoutedLauncher:
         return found
 
     def _itself(self, ordinal: int, out: Form) -> Start | None:
-        """Return what starts a product of few slots that finds its rows; None where none does."""
+        """Return what starts a product that does it all; None where none does.
+
+        It finds the rows of few slots, and has a gate.
+        """
         product, routed, (a, indices, weights) = self.product, self.routed, self.given
-        if product is None or indices is None or routed.slots > FEW_SLOTS:
+        if product is None or (indices is not None and routed.slots > FEW_SLOTS):
             return None
         choice, of_slot = product.choice, _of_slot(a, routed.top_k)
         rung, quant = cuda_rung(choice), choice.problem.quant
         to_slot = _of_slot(out, routed.top_k) if weights is None else self.forms[2].strides[0]
         if rung.routed is None or of_slot is None or to_slot is None:
             return None
-        way = ByIndex(indices.dtype, routed.gated, routed.out if weights is None else routed.sums)
+        index = None if indices is None else indices.dtype
+        way = ByIndex(index, routed.gated, routed.out if weights is None else routed.sums)
         step = rung.routed(choice.problem, choice.params, choice.machine, way)
         if step is None:
             return None
@@ -200,10 +207,12 @@ class RoutedLauncher:
             sizes = routed.n, routed.k, routed.slots, *stored, routed.experts
             steps = 1, row, y_step, to_slot
             template, words = launch_args.QUANT.pack(*[0] * 7, *sizes, *steps, 1.0, 0.0), "32s3Q"
-        template += TAIL.pack(each, 0)
+        if indices is not None:
+            template += TAIL.pack(each, 0)
         module = starter.kernels(rung, (step,), choice.machine.arch)
         starter.check_shared(module, (step,), choice.machine)
-        return starter.starter(starter.loaded(module, (step,), template, ordinal), words, "Q")
+        loaded = starter.loaded(module, (step,), template, ordinal)
+        return starter.starter(loaded, words, "" if indices is None else "Q")
 
     def _sorting(self, wide: bool) -> list[Step]:
         """Return the steps that sort the slots and gather their rows."""

@@ -78,9 +78,14 @@ def listed(problem: Problem, machine: Machine, touched: float) -> Numbers:
 
 
 def routed(step: Step, problem: Problem, way: ByIndex) -> Step:
-    """Return the launch of `routed_*` in the place of `streamed_*`, with room to sort few rows."""
-    index = "int" if way.index == "int32" else "long long"
-    kernel = f"{step.kernel.replace('streamed', 'routed', 1)[:-1]}, {index}>"
+    """Return the launch of `routed_*` or `gated_*` in the place of `streamed_*`.
+
+    The first has room to sort few rows.
+    """
+    if way.index is None:
+        return replace(step, kernel=step.kernel.replace("streamed", "gated", 1))
+    flags = str(way.gated).lower(), "int" if way.index == "int32" else "long long"
+    kernel = f"{step.kernel.replace('streamed', 'routed', 1)[:-1]}, {', '.join(flags)}>"
     return replace(step, kernel=kernel, smem=step.smem + 4 * (problem.batch + 2 * FEW_SLOTS))
 
 

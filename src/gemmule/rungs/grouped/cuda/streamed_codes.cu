@@ -258,6 +258,14 @@ __global__ void __launch_bounds__(32 * WARPS, 2) streamed_codes(const QuantArgs 
   stream_codes<T, TC, TS, BITS, ZEROS, NT, WIDE, false>(p, Ends(p), room, Sorted());
 }
 
+// Through the gate: the result has half as many columns.
+template <class T, class TC, class TS, int BITS, bool ZEROS, int NT, int WIDE>
+__global__ void __launch_bounds__(32 * WARPS, 2) gated_codes(const QuantArgs p) {
+  take_turn();
+  extern __shared__ __align__(128) unsigned char room[];
+  stream_codes<T, TC, TS, BITS, ZEROS, NT, WIDE, true>(p, Ends(p), room, Sorted());
+}
+
 // Of few rows that nobody sorted: each block sorts them for itself, reads them and writes where they lie. I: an index.
 template <class T, class TC, class TS, int BITS, bool ZEROS, int NT, int WIDE, bool GATED, class I>
 __global__ void __launch_bounds__(32 * WARPS, 2) routed_codes(const RoutedArgs p) {

@@ -50,8 +50,7 @@ def _routed(problem: Problem, params: Params, machine: Machine, way: ByIndex) ->
     """Return the launch that sorts few rows for itself; a slab of gates and ups has two warps."""
     wide = max(params["wide"], 2 if way.gated else 1)
     (step,) = _steps(replace(problem, out=way.out), {**params, "wide": wide}, machine)
-    gated = replace(step, kernel=f"{step.kernel[:-1]}, {str(way.gated).lower()}>")
-    return grouped.routed(gated, problem, way)
+    return grouped.routed(step, problem, way)
 
 
 def _chain(problem: Problem, params: Params) -> int:

@@ -53,10 +53,15 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 
 
 def _routed(problem: Problem, params: Params, machine: Machine, way: ByIndex) -> Step | None:
-    """Return the launch that sorts few rows for itself; gates and ups are not its own."""
-    if way.gated or params["tokens"] != FEWEST:
+    """Return the launch that sorts few rows for itself; a slab of gates and ups has two warps.
+
+    Ups begin at whole vectors.
+    """
+    vectors = problem.layout_b == "col" or problem.n % 16 == 0
+    if (way.gated and not vectors) or (way.index is not None and params["tokens"] != FEWEST):
         return None
-    (step,) = _steps(replace(problem, out=way.out), params, machine)
+    wide = max(params["wide"], 2 if way.gated else 1)
+    (step,) = _steps(replace(problem, out=way.out), {**params, "wide": wide}, machine)
     return grouped.routed(step, problem, way)
 
 
