@@ -7,12 +7,12 @@ every expert's matrix as rows of codes, so there is one copy, one file and one m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.problem import ITEMSIZE
+from gemmule.core.problem import FLOAT4, ITEMSIZE
 from gemmule.core.words import Bits, Float4, Method, ScaleDtype
-from gemmule.quant import float4, library, places
+from gemmule.quant import float4, float8, library, places
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import float_coded, quantize
 
@@ -114,7 +114,7 @@ class QuantizedStack:
 
 def _read_there(matrix: QuantizedMatrix, device: str) -> QuantizedMatrix:
     """Return the matrix in codes that grouped products read on a device, where it lies."""
-    if matrix.format is None or device == "cpu":
+    if matrix.scale_dtype not in FLOAT4 or device == "cpu":
         return matrix
     if places.reads_floats(matrix.format, library.mover(device)[0], experts=True):
         return matrix
@@ -137,14 +137,15 @@ def quantize_experts(
     scale_dtype: ScaleDtype = "float32",
     *,
     method: Method = "rtn",
-    format: Float4 | None = None,  # noqa: A002  as `quantize` has it
+    format: Float4 | Literal["float8"] | None = None,  # noqa: A002  as `quantize` has it
 ) -> QuantizedStack:
     """Quantise the matrices of a mixture of experts, on the device where they lie.
 
     W : array (experts, k, n) of NumPy, PyTorch, CuPy or JAX. Groups run along k, the summed axis.
     Weights kept as (experts, n, k), as transformers does, are passed transposed and are then read
     where they lie; others are copied once into that order. group_size: a positive int, or -1 for
-    one group a column. All else is as `quantize` has it.
+    one group a column. format: as `quantize` has it, or ``"float8"``: codes are e4m3 numbers, in
+    groups of any size, with scales of `scale_dtype`. All else is as `quantize` has it.
 
     Raises as `quantize` does; ValueError for anything but three dimensions.
 
@@ -160,7 +161,9 @@ def quantize_experts(
         )
     experts, k, n = shape
     rows = W.swapaxes(1, 2).reshape(experts * n, k)
-    if format is None:
+    if format == "float8":
+        made = float8.coded(rows, group_size, scale_dtype)
+    elif format is None:
         made = quantize(rows, bits, group_size, symmetric, scale_dtype, method=method)
     else:
         made = float_coded(rows, format, method, matrices=experts)

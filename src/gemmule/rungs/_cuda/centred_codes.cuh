@@ -72,6 +72,21 @@ template <> struct Small<__half> {
     out[2] = lifted(q << 4, q << 1), out[3] = lifted(q, q >> 3);
   }
 };
+// Floats of 8 bits: of a bfloat16 2^120 times too small, of a float16 2^8 times.
+template <class T> struct Large;
+template <> struct Large<__nv_bfloat16> {
+  __device__ static __forceinline__ u32 lifted(u32 sign, u32 size) {
+    return ptx::fma_bf16x2((sign & 0x80008000) | (size & 0x07f007f0), 0x7b807b80, 0x80008000);
+  }
+  __device__ static __forceinline__ void of(u32 q, u32 (&out)[2]) { out[0] = lifted(q << 8, q << 4), out[1] = lifted(q, q >> 4); }
+};
+template <> struct Large<__half> {
+  __device__ static __forceinline__ u32 lifted(u32 sign, u32 size) {
+    return ptx::fma_f16x2((sign & 0x80008000) | (size & 0x3f803f80), 0x5c005c00, 0x80008000);
+  }
+  __device__ static __forceinline__ void of(u32 q, u32 (&out)[2]) { out[0] = lifted(q << 8, q << 7), out[1] = lifted(q, q >> 1); }
+};
 // By the type of their scales. (A number of a whole specialisation would be data of every kernel.)
 template <class T, class TS, int BITS> struct Halves : Centred<T, BITS> {};
 template <class T> struct Halves<T, e8m0, 4> : Small<T> { static constexpr float LIFT = 1; };
+template <class T, class S> struct Halves<T, OfFloat8<S>, 8> : Large<T> { static constexpr float LIFT = 1; };

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from gemmule.core.device_model import Numbers, Terms
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import FLOAT8_CODES, ITEMSIZE, Problem
 from gemmule.core.rung import ByIndex, Constraint, Machine, Params, Step
-from gemmule.rungs._cuda.geometry import ceil_div, modelled
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 # What grouped rungs say of themselves that take operands in any order.
@@ -37,6 +37,19 @@ ALIGNED = Constraint(
 def bits(problem: Problem) -> int:
     """Return the width of the codes of W."""
     return 8 if problem.quant is None else problem.quant.bits
+
+
+def scales(problem: Problem) -> str:
+    """Return the C++ type that tells of the scales, and of codes that are floats."""
+    if problem.quant is None:
+        raise TypeError(f"{problem.describe()} has no codes.")
+    name = CTYPE[problem.quant.scale_dtype]
+    return f"OfFloat8<{name}>" if problem.b == FLOAT8_CODES else name
+
+
+def no_zeros(problem: Problem) -> bool:
+    """Tell whether codes that are floats of 8 bits have no zero points, or are others."""
+    return problem.b != FLOAT8_CODES or problem.quant is None or not problem.quant.has_zeros
 
 
 def most_pieces(problem: Problem, size: int) -> int:

@@ -16,10 +16,11 @@ template <class T, class TC, class TS, int BITS> __global__ void __launch_bounds
   float sum = 0;
   for (i64 group = 0, l = 0; group < p.groups; ++group) {
     float zero = 1 << (BITS - 1), part = 0;
-    if (!Float4<TS>::is && p.zeros) zero = ((const float*)p.zeros)[row * p.groups + group];
+    if (!Float4<TS>::is && !Float8<TS>::is && p.zeros) zero = ((const float*)p.zeros)[row * p.groups + group];
     for (const i64 end = min(l + p.group_size, p.n); l < end; ++l) {
       const int code = BITS == 4 ? codes[l / 2] >> l % 2 * 4 & 15 : codes[l];
-      part += (Float4<TS>::is ? float4_value(code) : code - zero) * wide<float>(x[l * p.x_step]);
+      const float value = Float4<TS>::is ? float4_value(code) : Float8<TS>::is ? float8_value(code) : code - zero;
+      part += value * wide<float>(x[l * p.x_step]);
     }
     sum += wide<float>(((const TS*)p.scales)[row * p.groups + group]) * part;
   }

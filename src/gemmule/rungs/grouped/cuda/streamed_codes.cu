@@ -18,7 +18,7 @@ __device__ __forceinline__ u32 ones(__nv_bfloat16) { return 0x3f803f80; }
 constexpr int WARPS = 8, ROWS = 32, LINE = 128, STAGE = ROWS * LINE, STAGES = 2 * STAGE;
 
 template <class TS> __device__ __forceinline__ TS no_scale() {   // of columns that there are not
-  if constexpr (Float4<TS>::is) return TS(0);
+  if constexpr (Float4<TS>::is || Float8<TS>::is) return TS(0);
   else return narrow<TS, float>(0.f);
 }
 __device__ constexpr int ahead(int nt) { return nt == 1 ? 2 : 1; }   // blocks for which tokens are asked for before

@@ -61,6 +61,20 @@ template <class T> struct Row<T, e8m0, 4, false> {
   }
 };
 
+// Of floats of 8 bits: what is 2^120 times too small is lifted to a 512th, exactly, and w is rounded once as above.
+template <class T, class S> struct Row<T, OfFloat8<S>, 8, false> {
+  static constexpr u32 UPS = 0x77007700u;
+  u32 scale, below;
+  __device__ __forceinline__ void take(float s, float) {
+    const float up = 512 * s, kept = rounded<T>(up);
+    scale = pair_of<T>(kept, kept), below = Same<T, S>::value ? 0 : pair_of<T>(up - kept, up - kept);
+  }
+  __device__ __forceinline__ u32 weights(u32 bits, u32 up) const {
+    const u32 d = fma2((bits << 8 & 0x80008000u) | (bits << 4 & 0x07f007f0u), up, 0x80008000u, T());
+    return fma2(d, scale, Same<T, S>::value ? 0x80008000u : fma2(d, below, 0x80008000u, T()), T());
+  }
+};
+
 // A thread's part of 16 columns by 32 steps, operands of two instructions: of rows g and g + 8, of which the line of the
 // first begins at `line`, and the codes with piece `piece`. up: of a row.
 template <class T, class TS, int BITS, bool ZEROS>
@@ -107,10 +121,13 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
   const float* zeros = (const float*)p.zeros + place;
   TS scale[2];   // of the next group, as they come: nobody waits for them before they are needed
   float zero[2];
-  unsigned short two[2];   // the scales of two groups, which are a stage of floats
+  u32 two[2];   // the scales of two groups, which are a stage of small floats
+  int group = 0;
   auto fetch = [&] {
     if constexpr (FLOATS) {
-      two[0] = *(const unsigned short*)scales, two[1] = *(const unsigned short*)(scales + next), scales += 2;
+      const u32 second = group + 1 < (int)p.groups;
+      two[0] = scales[0].bits | scales[second].bits << 8, two[1] = scales[next].bits | scales[next + second].bits << 8;
+      scales += 2, group += 2;
     } else {
       scale[0] = scales[0], scale[1] = scales[next], ++scales;
       if constexpr (ZEROS) zero[0] = zeros[0], zero[1] = zeros[next], ++zeros;
@@ -118,7 +135,7 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
   };
   Row<T, TS, BITS, ZEROS> rows[2];
   u32 a[2][2][4];   // of 32 steps by turns
-  int before = 0, left = 0, group = 0;
+  int before = 0, left = 0;
   const u32 up = rows[0].UPS | u32(p.n < 0);   // the compiler would move a constant before each use
   fetch();
   // excerpt stages

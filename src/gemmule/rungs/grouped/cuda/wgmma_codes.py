@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from gemmule.core.device_model import Terms
 from gemmule.core.packing import TensorMap
-from gemmule.core.problem import FLOAT4_DTYPE, Problem
+from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped, half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
@@ -42,7 +42,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     spec, width = problem.quant, params["tokens"]
     if spec is None:
         raise TypeError("wgmma_codes multiplies codes; the matrices are dense.")
-    types = (CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype])
+    types = (CTYPE[problem.a], CTYPE[problem.out], grouped.scales(problem))
     stages, columns = _stages(width), _columns(width)
     room = stages * width * 2 * half_tiles.DEPTH + LINES * columns * LINE
     return (
@@ -63,11 +63,13 @@ def _takes(problem: Problem) -> bool:
     spec = problem.quant
     if spec is None or spec.transposed or spec.has_perm or spec.layout != "row" or spec.exact:
         return False
+    if not grouped.no_zeros(problem):
+        return False
     if spec.has_zeros and problem.a == "float16":  # far zero points want scales that halves lack
         return False
     size = spec.group_size
     if problem.b == FLOAT4_DTYPE:  # whose weights are bfloat16 as they are
-        return size == MXFP4_GROUP and problem.k % half_tiles.DEPTH == 0
+        return size == MXFP4_GROUP
     return size == -1 or (size is not None and size > 0 and size % half_tiles.DEPTH == 0)
 
 
@@ -103,7 +105,7 @@ RUNG = CudaRung(
     # a power of two may be none.
     signatures=tuple(
         (t, codes, out)
-        for codes in ("uint4", "uint8", FLOAT4_DTYPE)
+        for codes in ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
         for t in ("bfloat16", "float16")
         for out in (t, "float32")
         if codes == "uint4" or t == "bfloat16"
