@@ -140,11 +140,10 @@ class RoutedLauncher:
                 one(stream, packed)
             if itself:
                 pair = (w, a) if coded else (a, w)
-                if sorts:
-                    target = sums if combined else result
-                    multiply(stream, *pair, target, indices, (memory + to_places,))
+                if combined:
+                    multiply(stream, *pair, sums, indices, (memory + to_places,))
                 else:
-                    multiply(stream, *pair, result, ends)
+                    multiply(stream, *pair, result, indices if sorts else ends)
             elif product is not None:
                 left = rows if sorts else a
                 if coded:
@@ -155,6 +154,17 @@ class RoutedLauncher:
                 deliver(stream, packed)
 
         return start
+
+    def alone(self, ordinal: int, out: Form) -> Start | None:
+        """Return ``start(stream, left, right, result, indices or ends)`` where one launch is all.
+
+        A and result begin at whole 16 bytes. None where there are more launches.
+        """
+        if self.given[2] is not None:
+            return None
+        several = 16 // ITEMSIZE[self.forms[2].dtype]  # of no account without a kernel behind
+        ready = self._loaded(ordinal, True, several, out)
+        return ready.multiply if ready.itself else None
 
     def _loaded(self, ordinal: int, wide: bool, several: int, out: Form) -> Kernels:
         """Load the kernels in front of the product, its own, and the one behind it."""
@@ -212,7 +222,7 @@ class RoutedLauncher:
         module = starter.kernels(rung, (step,), choice.machine.arch)
         starter.check_shared(module, (step,), choice.machine)
         loaded = starter.loaded(module, (step,), template, ordinal)
-        return starter.starter(loaded, words, "" if indices is None else "Q")
+        return starter.starter(loaded, words, "Q" if weights is not None else "")
 
     def _sorting(self, wide: bool) -> list[Step]:
         """Return the steps that sort the slots and gather their rows."""

@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(32 * WARPS, 2) routed_experts(const FewExperts
   const int experts = (int)p.g.batch, slots = (int)p.g.m;
   int* const order = (int*)(part + sums<ALONG_K, NT, WIDE>()) + experts + 1, *const ends = order + 2 * FEW_SLOTS;
   const int place = sort_few<32 * WARPS>((const I*)p.g.work, slots, experts, ends, order, order + FEW_SLOTS), slot = threadIdx.x;
-  if (blockIdx.x == 0 && slot < slots) p.places[slot] = place < 0 ? -1 : slot;
+  if (p.places && blockIdx.x == 0 && slot < slots) p.places[slot] = place < 0 ? -1 : slot;
   for (int s = blockIdx.x; s < slots; s += gridDim.x)   // what names no expert is nothing
     if (order[FEW_SLOTS + s] < 0)
       for (int j = threadIdx.x; j < (int)p.g.n / (GATED ? 2 : 1); j += 32 * WARPS)
