@@ -19,7 +19,15 @@ from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core import memory
 from gemmule.core.operand import Form, Operand, deciding, extent
-from gemmule.core.problem import DTYPES, FLOAT4, FLOAT4_DTYPE, FLOAT8_CODES, QuantSpec, check_dtype, numpy_dtype
+from gemmule.core.problem import (
+    DTYPES,
+    FLOAT4,
+    FLOAT4_DTYPE,
+    FLOAT8_CODES,
+    QuantSpec,
+    check_dtype,
+    numpy_dtype,
+)
 from gemmule.quant.library import refuse_without_data
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards

@@ -173,7 +173,7 @@ def dequantized(q: QuantizedMatrix) -> tuple[Doubles, Doubles]:
         codes = stored.codes.astype(np.float64)
     scales = stored.scales.astype(np.float64)
     if q.format == "float8":
-        size = q.group_size if (q.group_size or 0) > 0 else max(n, 1)
+        size = max(n, 1) if q.group_size in (None, -1) else int(q.group_size or 1)
         weights = codes * scales[:, np.arange(n) // size]
         return (weights.T, abs(weights.T)) if q.transposed else (weights, abs(weights))
     if q.format is not None:

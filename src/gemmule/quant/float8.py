@@ -1,7 +1,7 @@
 """Codes that are floats of 8 bits (e4m3), with a scale for each group: experts' weights of W8A16.
 
-The largest weight of a group is 448 times its scale, the largest e4m3 number; the others are rounded
-to the nearest. Matrices that models keep so, as DeepSeek's do, are taken as they are by
+The largest weight of a group is 448 times its scale, the largest e4m3 number; the others are
+rounded to the nearest. Matrices that models keep so, as DeepSeek's do, are taken as they are by
 `QuantizedMatrix.from_parts`.
 """
 

@@ -68,8 +68,8 @@ def _of_experts(form: str) -> Iterator[Problem]:
     spec = _spec(form, "row", False)
     for x, out in itertools.product(_X, _X):
         if out in (x, "float32"):
-            options = {"a": x, "b": FLOAT4_DTYPE, "out": out, "quant": spec}
-            yield Problem("grouped", 64, 4096, 4096, 8, alignment=16, **options)
+            types = x, FLOAT4_DTYPE, out
+            yield Problem("grouped", 64, 4096, 4096, 8, *types, alignment=16, quant=spec)
 
 
 def _spec(form: str, layout: str, turned: bool) -> QuantSpec:

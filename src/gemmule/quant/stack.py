@@ -114,9 +114,10 @@ class QuantizedStack:
 
 def _read_there(matrix: QuantizedMatrix, device: str) -> QuantizedMatrix:
     """Return the matrix in codes that grouped products read on a device, where it lies."""
-    if matrix.scale_dtype not in FLOAT4 or device == "cpu":
+    form = FLOAT4.get(matrix.scale_dtype)
+    if form is None or device == "cpu":
         return matrix
-    if places.reads_floats(matrix.format, library.mover(device)[0], experts=True):
+    if places.reads_floats(form, library.mover(device)[0], experts=True):
         return matrix
     return float4.widened(matrix.to("cpu", "row")).to(matrix.device, "row")
 

@@ -148,7 +148,9 @@ class QuantStack(Coded):
         return made
 
     def _stays_on(self, device: torch.device) -> bool:
-        return self.format in (None, "float8") or reads_floats(self.format, str(device), experts=True)
+        return self.format in (None, "float8") or reads_floats(
+            self.format, str(device), experts=True
+        )
 
     @property
     def _shape(self) -> StackShape:

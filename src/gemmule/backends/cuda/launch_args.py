@@ -107,7 +107,7 @@ def operands(packed: bytes, *, coded: bool) -> tuple[int, ...]:
 def changed(packed: bytes, given: Mapping[str, int]) -> bytes:
     """Return a matmul's struct with other values of some fields."""
     fields = dict(zip((name for name, _ in GEMM_FIELDS), GEMM.unpack(packed), strict=True))
-    return GEMM.pack(*(fields | given).values())
+    return GEMM.pack(*{**fields, **given}.values())
 
 
 def without_rows(packed: bytes, operand: str) -> bytes:

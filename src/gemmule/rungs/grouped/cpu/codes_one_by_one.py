@@ -5,9 +5,8 @@ Floats of 8 bits become float32 first, an expert at a time.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,15 @@ from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
 from gemmule.core.rung import Params
 from gemmule.rungs.grouped.cpu import one_by_one
 
+
 def _bind(problem: Problem, params: Params) -> Callable[..., None]:
     run = one_by_one.RUNG.bind(problem, params)
     if problem.b != FLOAT8_CODES:
         return run
 
-    def widened(A: Any, W: Any, ends: Any, C: Any, product: Callable[[Any, Any, Any], None]) -> None:
+    def widened(
+        A: Any, W: Any, ends: Any, C: Any, product: Callable[[Any, Any, Any], None]
+    ) -> None:
         def multiply(a: Any, w: Any, c: Any) -> None:
             sums = np.empty(c.shape, np.float32)
             product(a.astype(np.float32), w.dequantize(), sums)

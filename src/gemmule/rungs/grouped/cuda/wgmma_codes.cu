@@ -121,13 +121,13 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
   const float* zeros = (const float*)p.zeros + place;
   TS scale[2];   // of the next group, as they come: nobody waits for them before they are needed
   float zero[2];
-  u32 two[2];   // the scales of two groups, which are a stage of small floats
-  int group = 0;
+  u32 two[2];   // the scales of two groups, which are a stage of small floats, and how many were taken
+  int taken = 0;
   auto fetch = [&] {
     if constexpr (FLOATS) {
-      const u32 second = group + 1 < (int)p.groups;
+      const int second = taken + 1 < (int)p.groups;
       two[0] = scales[0].bits | scales[second].bits << 8, two[1] = scales[next].bits | scales[next + second].bits << 8;
-      scales += 2, group += 2;
+      scales += 2, taken += 2;
     } else {
       scale[0] = scales[0], scale[1] = scales[next], ++scales;
       if constexpr (ZEROS) zero[0] = zeros[0], zero[1] = zeros[next], ++zeros;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
   };
   Row<T, TS, BITS, ZEROS> rows[2];
   u32 a[2][2][4];   // of 32 steps by turns
-  int before = 0, left = 0;
+  int before = 0, left = 0, group = 0;
   const u32 up = rows[0].UPS | u32(p.n < 0);   // the compiler would move a constant before each use
   fetch();
   // excerpt stages
