@@ -34,6 +34,7 @@ from gemmule.core.canonical import DEFAULT, Options
 from gemmule.core.choice import Choice
 from gemmule.core.grouped import grouped
 from gemmule.core.operand import Form, Operand, deciding
+from gemmule.core.problem import FLOAT8_CODES
 from gemmule.core.rung import CpuRung
 from gemmule.plan import Plan, resolve
 from gemmule.quant.stack import QuantizedStack
@@ -314,7 +315,8 @@ def _on_host(choice: Choice, options: Options) -> GroupedRun:
         raise TypeError(f"rung {rung.folder}/{rung.name} is for {rung.backend}, not for CPUs.")
     core = rung.bind(choice.problem, choice.params)
     # What the rung promises of its sums holds where no weight is rounded to a half.
-    of_group = Options(out_dtype=choice.problem.out, exact=True)
+    widened = choice.problem.b == FLOAT8_CODES  # whose floats and sums are float32
+    of_group = Options(out_dtype="float32" if widened else choice.problem.out, exact=True)
 
     calls: dict[int, Any] = {}  # by the rows of a group, all else being alike
 

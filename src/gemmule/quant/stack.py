@@ -78,7 +78,7 @@ class QuantizedStack:
         4-bit floats stay what they are where kernels that read them are proved; elsewhere they
         become 8-bit codes of the same weights on the way to a GPU, as those of a matrix do.
         """
-        return replace(self, matrix=_read_there(self.matrix, device).to(device, layout="row"))
+        return replace(self, matrix=places.on(_read_there(self.matrix, device), device))
 
     def __len__(self) -> int:
         """Experts."""
