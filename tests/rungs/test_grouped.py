@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from cuemu.toolchain import missing_tools
 from device_tensors import Tensor
 from emulated_driver import emulated
 from gemmule import grouped
+from gemmule import routed as routed_calls
+from gemmule.core.canonical import Options
+from gemmule.core.grouped import Routing
 from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, numpy_dtype
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung
@@ -471,8 +475,6 @@ class Subclass(Tensor):
 @needs_emulator
 def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     host_tensors = pytest.importorskip("host_tensors")
-    from types import SimpleNamespace
-
     from gemmule import grouped
     from gemmule.core.caches import forget_plans
 
@@ -538,6 +540,78 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
     with emulated(1):
         multiply()
     forget_plans()  # the bound call among them
+
+
+@needs_emulator
+def test_tensors_met_before_go_straight_into_out_and_by_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But for an out that is another than a fresh result, or lies where an operand does."""
+    host_tensors = pytest.importorskip("host_tensors")
+    from gemmule.core.caches import forget_plans
+
+    library = device_tensors.library((1,), float16="float16", uint8="uint8")
+    for path in (grouped, routed_calls):
+        host_tensors.put_library(monkeypatch, library, device_tensors.maker, path)
+    a, w = operands("float16", k=128, n=128)
+    wanted = gm.grouped_matmul(a, w, ENDS)[:48]
+    index = np.repeat(np.arange(len(ENDS)), np.diff(ENDS, prepend=0))[:, None]
+
+    def multiply() -> None:
+        put = [gm.asarray(one, device="cuda:1") for one in (a, w, ENDS, np.zeros_like(a), index)]
+        left, right, ends, out, names = map(Tensor, put)
+        general: list[Any] = []
+        monkeypatch.setattr(grouped, "multiplied", lambda *given: general.append(given))
+
+        def judge(into: Any, *, straight: bool) -> None:
+            found = grouped.grouped_product(left, right, ends, into, grouped.DEFAULT)
+            assert (found is into) == straight == (not general)
+            general.clear()
+            if straight:
+                host = gm.asarray(into.array, device="cpu")
+                np.testing.assert_array_equal(host[:48], wanted)
+
+        for times in range(2):
+            judge(out, straight=True)
+            assert out.written == times + 1, "a gradient that needs what it held has to fail"
+        judge(left, straight=False)  # an operand
+        for shape, strides in (((50, 64), (128, 1)), ((50, 128), (256, 1)), ((50, 128), (1, 50))):
+            judge(Tensor(put[3].view(shape, strides)), straight=False)
+        tail = put[0].pointer + 2 * 128 * 49  # which begins within A
+        here = {"shape": (50, 128), "strides": (128, 1), "pointer": tail, "held": put[0]}
+        judge(Tensor(SimpleNamespace(dtype="float16", ordinal=1, **here)), straight=False)
+        out.requires_grad = True
+        judge(out, straight=False)
+        out.requires_grad = False
+
+        forms = (grouped.unwrap(one, "it").form for one in put[:3])
+        plan = grouped.resolve_grouped(*forms, None, "cuda:1", grouped.DEFAULT)
+        assert plan(left, right, ends) is None, "the general path, which is no more"
+        general.clear()
+        for _ in range(2):
+            found = plan(left, right, ends)
+            np.testing.assert_array_equal(gm.asarray(found.array, device="cpu")[:48], wanted)
+            assert plan(left, right, ends, out=out) is out
+        assert not general
+        with pytest.raises(ValueError, match="this plan computes grouped"):
+            plan(Tensor(put[0].view((48, 128), (128, 1))), right, ends)
+
+        rows, slots = (
+            Tensor(put[0].view((48, 128), (128, 1))),
+            put[3].view((48, 1, 128), (128,) * 2 + (1,)),
+        )
+        by_index = Routing(names), Tensor(slots)
+        given = rows, right, None, Options(), by_index[0]
+        for _ in range(2):
+            assert routed_calls.of_tensors(*given, by_index[1]) is by_index[1]
+            host = gm.asarray(put[3], device="cpu")
+            np.testing.assert_array_equal(host[:48], wanted)
+        moved = put[0].view((48, 1, 128), (128, 128, 1))
+        assert routed_calls.of_tensors(*given, Tensor(moved)) is None
+
+    with emulated(1):
+        multiply()
+    forget_plans()  # the bound calls among them
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
