@@ -123,10 +123,10 @@ class Step:
 class ByIndex:
     """A grouped product that finds its rows by indices of a dtype; gated: it gives silu(gate) up.
 
-    out: the dtype of the result.
+    index: None where rows are sorted, and it is gated. out: the dtype of the result.
     """
 
-    index: str
+    index: str | None
     gated: bool
     out: str
 
