@@ -119,6 +119,18 @@ def test_signature_helpers_agree_with_the_dtype_rules(signatures: tuple[tuple[st
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("op", LADDERS)
+def test_a_ladder_is_shown_in_columns(op: str, backend: str) -> None:
+    rungs, begins = ladder(op, backend), set[tuple[int, int]]()
+    for rung, line in zip(rungs, repr(rungs).splitlines(), strict=True):
+        assert line.split()[:2] == [rungs.numbers[rung.name], rung.name]
+        assert line.endswith(f"  {rung.idea}")
+        begins.add((line.index(f" {rung.name} ") + 1, len(line) - len(rung.idea)))
+    widest = max(map(len, rungs.numbers.values())), max(map(len, rungs.numbers))
+    assert begins == {(widest[0] + 2, sum(widest) + 4)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("op", LADDERS)
 def test_every_ladder_holds_what_the_directory_holds(op: str, backend: str) -> None:
     rungs = ladder(op, backend)
     assert rungs
