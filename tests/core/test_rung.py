@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from children import printed
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
-from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, Problem, result_dtype
+from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, Problem, QuantSpec, result_dtype
 from gemmule.core.registry import LADDERS, all_rungs, ladder
 from gemmule.core.rung import (
     BACKENDS,
@@ -195,3 +196,18 @@ def test_loading_the_ladders_compiles_and_imports_nothing_heavy() -> None:
         "assert not heavy, heavy\n"
     )
     printed(code)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_experts_that_stay_exact_are_rounded_by_no_rung(bits: int, dtype: str) -> None:
+    """Also by none that a caller names: plans ask the arithmetic, a name only what a rung takes."""
+    spec = QuantSpec(bits, 64, False, "row", "float16", False)
+    sizes = {"m": 96, "n": 128, "k": 256, "batch": 2, "alignment": 16}
+    dtypes = {"a": dtype, "b": f"uint{bits}", "out": dtype}
+    problem = Problem("grouped", **sizes, **dtypes, quant=spec)  # type: ignore[arg-type]
+    exact = replace(problem, quant=replace(spec, exact=True))
+    taken = [one for one in all_rungs("cuda", ("grouped",)) if one.mismatch(problem) is None]
+    rounding = [one for one in taken if one.arithmetic(problem).inputs == dtype]
+    assert rounding
+    assert {one for one in taken if one.mismatch(exact) is None} == {*taken} - {*rounding}
