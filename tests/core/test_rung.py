@@ -198,8 +198,7 @@ def test_loading_the_ladders_compiles_and_imports_nothing_heavy() -> None:
     printed(code)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("bits", "dtype"), [(4, "float16"), (4, "bfloat16"), (8, "bfloat16")])
 def test_experts_that_stay_exact_are_rounded_by_no_rung(bits: int, dtype: str) -> None:
     """Also by none that a caller names: plans ask the arithmetic, a name only what a rung takes."""
     spec = QuantSpec(bits, 64, False, "row", "float16", False)

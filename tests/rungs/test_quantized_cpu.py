@@ -623,6 +623,20 @@ def test_panels_take_threads_where_they_are_asked_to_and_no_others(
     assert found == {True: pool.team()[0] > 1, False: False}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_are_declared_as_wide_as_they_are(name: str) -> None:
+    """The bound follows from it: one of float32's for sums in float64 would see nothing."""
+    rung, seen = rung_called(name), set()
+    for code, b, out in rung.signatures:
+        Q = make_matrix(8, 64, 4 if code == "uint4" else 8, 32, "float32", "fraction")
+        kind = "int8" if "int8" in name else "float"
+        found = rung.arithmetic(problem_of(Q, 5, b, out, kind))
+        assert found.accumulator == ("float64" if b == "float64" else "float32")
+        assert (found.activations_bits is not None) == (kind == "int8")
+        seen.add(b)
+    assert "float32" in seen
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_a_product_is_cut_and_laid_out_as_its_way_says(seed: int) -> None:
     """The kernel is a recorder: it takes the words and writes each element's place in y."""
