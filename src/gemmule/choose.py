@@ -111,7 +111,7 @@ def _name(choice: Choice) -> tuple[str, str]:
 
 
 def _is_fitted(choice: Choice, machine: Machine) -> bool:
-    """Tell whether times of the rung were measured on such a device; by tf32 the vendor has none."""
+    """Tell whether the rung's times were measured on such a device; not so the vendor's by tf32."""
     known = machine.backend == "cuda" and choice.problem.precision != "tf32"
     return known and models.error(machine, "/".join(_name(choice))) is not None
 

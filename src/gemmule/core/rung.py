@@ -177,9 +177,10 @@ class Rung:
     by plans nor tried by the tuner unless they are named: what they gain depends on the calls
     around them. A `vendor` rung calls the library that users have anyway: the choice, unless
     another was tuned; but not where it `waits`: where each product waits for threads of a team,
-    also for one that the system does not run. `seconds`, `terms`: how long it
-    takes, and the terms by which that grows, with the coefficients of `counts_with` in a device's
-    model. `choices`: the parameters that are compared for a problem. How a rung runs is told by `CpuRung`, `CudaRung` and `LibraryRung`.
+    also for one that the system does not run. `seconds`, `terms`: how long it takes, and the terms
+    by which that grows, with the coefficients of `counts_with` in a device's model. `choices`: the
+    parameters that are compared for a problem. How a rung runs is told by `CpuRung`, `CudaRung` and
+    `LibraryRung`.
     """
 
     backend: ClassVar[str] = ""
