@@ -55,6 +55,11 @@ def bits(problem: Problem) -> int:
     return 8 if problem.a == "uint8" else 4
 
 
+def form(problem: Problem) -> str:
+    """Return what codes are: ``int4``, ``int8``, or a format of 4-bit floats."""
+    return quant(problem).format
+
+
 def tile_columns(problem: Problem) -> int:
     """Return the columns of a tile."""
     return 256 // bits(problem)

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from gemmule.core.device_model import Terms
-from gemmule.core.problem import HALVES, Problem
+from gemmule.core.problem import FLOAT4, HALVES, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled
@@ -152,7 +152,8 @@ def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     front = {"turned": problem.k * problem.n * 2 / machine.read_bytes_per_s}
     front |= {"added": sums / machine.read_bytes_per_s, "cluster_s": float(cluster > 1)}
     front |= {"parts_s": float(parts > 1)}
-    more = {"piece_s": pieces, "result_s": taken * columns * tall}
+    floats = taken * turns * tall * (fragments.form(problem) in FLOAT4.values())
+    more = {"piece_s": pieces, "result_s": taken * columns * tall, "float_s": floats}
     kind = f"{tall} {columns} {panels} {fragments.bits(problem)}"
     shape, limits = (_blocks(problem, params), 1, turns), settled(problem, machine)
     return rounds(problem, machine, shape, kind, front, {}, more, limits)

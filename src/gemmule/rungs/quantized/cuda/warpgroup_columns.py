@@ -145,7 +145,7 @@ def terms(problem: Problem, params: Params, machine: Machine, *more: Numbers) ->
     mine, columns = taken * across / params["along"], eights(problem)
     brought = taken * across * fragments.tile_columns(problem) * columns
     multiplied = {
-        f"tile_s {fragments.bits(problem)}": mine,
+        f"tile_s {fragments.form(problem)}": mine,
         "eight_s": mine * columns,
         "group_s": mine * columns * fragments.split(problem) / each(problem),
     }
