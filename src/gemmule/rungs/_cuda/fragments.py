@@ -112,6 +112,11 @@ def template(problem: Problem) -> str:
     return f"{types}, {spec.bits}, {zeros}, {split(problem)}, {shift(problem)}"
 
 
+def across(problem: Problem) -> bool:
+    """Tell whether results that a thread holds, rows below each other, lie apart."""
+    return problem.layout_out != "col"
+
+
 def whole_vectors(problem: Problem) -> bool:
     """Tell whether columns of x, one after the other, all begin at whole 16 bytes."""
     return problem.alignment == 16 or problem.k * ITEMSIZE[problem.b] % 16 == 0

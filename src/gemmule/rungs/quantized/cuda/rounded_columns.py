@@ -151,9 +151,11 @@ def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     sums = parts * problem.m * problem.n * 4 if parts > 1 else 0
     front = {"turned": problem.k * problem.n * 2 / machine.read_bytes_per_s}
     front |= {"added": sums / machine.read_bytes_per_s, "cluster_s": float(cluster > 1)}
+    front["scattered"] = front["added"] * fragments.across(problem)
     front |= {"parts_s": float(parts > 1)}
     floats = taken * turns * tall * (fragments.form(problem) in FLOAT4.values())
     more = {"piece_s": pieces, "result_s": taken * columns * tall, "float_s": floats}
+    more["across_s"] = more["result_s"] * fragments.across(problem)
     kind = f"{tall} {columns} {panels} {fragments.bits(problem)}"
     shape, limits = (_blocks(problem, params), 1, turns), settled(problem, machine)
     return rounds(problem, machine, shape, kind, front, {}, more, limits)

@@ -153,6 +153,7 @@ def terms(problem: Problem, params: Params, machine: Machine, *more: Numbers) ->
     bring = {"bring_s": brought, "crooked_s": crooked}
     less = more or ({},)
     multiplied[f"down_s {params['down']}"] = taken
+    multiplied["across_s"] = taken * params["down"] * columns * fragments.across(problem)
     kind = str(params["down"])
     return rounds(problem, machine, shape, kind, *less, {"again": again}, multiplied, bring)
 
