@@ -22,7 +22,7 @@ from gemmule.tuning import fit, sample
 from gemmule.tuning.fit import Timed
 
 MACHINE = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.5e12, 50 << 20, 227 << 10, 1.8e-6)
-SHIPPED = models.shipped()[0][0]
+SHIPPED = models.of(MACHINE)
 RUNGS = [r for r in all_rungs("cuda", ("matvec", "vecmat")) if r.seconds is not None]
 
 
@@ -135,6 +135,24 @@ def test_loss_is_what_the_choice_takes_over_the_best() -> None:
     wrong = {rows[0].name: 9.0, rows[1].name: 2.0}
     lost = fit.loss(rows, lambda row: wrong[row.name])
     assert (lost.products, lost.mean) == (1, pytest.approx(0.5))
+    never = fit.loss(rows, {rows[0]: math.nan, rows[1]: 2.0}.__getitem__)
+    assert never.mean == pytest.approx(0.5)  # the best counts, whether or not it may be chosen
+
+
+def test_what_plans_never_compare_bends_no_coefficient() -> None:
+    rung = next(r for r in all_rungs("cuda") if r.name == "even_rows")
+    problems = [Problem("matvec", 1 << (5 + i), 4096) for i in range(14)]
+    rows = [
+        Timed(p, rung, params, 1e-5 * (100 if p.m > 1 << 11 else 1))
+        for p in problems
+        for params in rung.space(p)
+    ]
+    near = fit.compared(MACHINE, rows)
+    assert {row.problem.m <= 1 << 11 for row in near} == {True}
+    assert 0 < len(near) < len(rows)
+    assert fit.fitted(MACHINE, SHIPPED, rows).numbers == fit.fitted(MACHINE, SHIPPED, near).numbers
+    both = [replace(r.rung, choices=None) for r in near[:1]]
+    assert fit.compared(MACHINE, [replace(row, rung=both[0]) for row in rows[-1:]])
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
