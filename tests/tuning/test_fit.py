@@ -77,6 +77,15 @@ def test_a_fit_recovers_the_choices_of_a_made_up_device(seed: int) -> None:
     assert models.fault(found.model) == ""
 
 
+def test_known_coefficients_stay_where_a_fit_chooses_no_better() -> None:
+    truth = shaken(1)
+    known = replace(MACHINE, model=truth)
+    found = fit.judged(known, rows_on(truth, 60, 1, noise=0.4))
+    assert found.model.numbers == truth.numbers
+    assert found.after == found.before
+    assert found.errors
+
+
 def test_coefficients_that_the_sample_does_not_move_stay() -> None:
     truth = shaken(3)
     rows = [row for row in rows_on(truth, 80, 3, 0.0) if row.problem.alignment == 16]
@@ -184,6 +193,8 @@ def quiet(what: str, done: int, total: int) -> None:
 def test_a_sample_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = sample.Sampler("cpu", seed=2)
     problems = [p for p in sampler.drawn(12) if p.quant is None and p.op == "matvec"][:2]
+    sampler.measure(problems, quiet, longest_s=0.0)
+    assert sampler.rows == []
     sampler.measure(problems, quiet)
     assert sampler.timed()
     again = sample.Sampler("cpu", seed=2)
