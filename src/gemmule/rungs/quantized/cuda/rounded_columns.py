@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from gemmule.core.device_model import Terms
 from gemmule.core.packing import TensorMap
-from gemmule.core.problem import HALVES, Problem
+from gemmule.core.problem import FLOAT4, HALVES, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled
@@ -186,8 +186,11 @@ def terms(problem: Problem, params: Params, machine: Machine, *, as_it_lies: boo
     turned = problem.k * problem.n * 2 / machine.read_bytes_per_s
     front = {} if as_it_lies else {"turned": turned, "turning_s": 1.0}
     front |= {"added": sums / machine.read_bytes_per_s, "cluster_s": float(cluster > 1)}
+    front["scattered"] = front["added"] * fragments.across(problem)
     front |= {"parts_s": float(parts > 1)}
-    more = {"piece_s": pieces, "result_s": taken * columns * tall}
+    floats = taken * turns * tall * (fragments.form(problem) in FLOAT4.values())
+    more = {"piece_s": pieces, "result_s": taken * columns * tall, "float_s": floats}
+    more["across_s"] = more["result_s"] * fragments.across(problem)
     kind = f"{tall} {columns} {panels} {fragments.bits(problem)}"
     shape, limits = (_blocks(problem, params), 1, turns), settled(problem, machine)
     return rounds(problem, machine, shape, kind, front, {}, more, limits)
