@@ -72,7 +72,8 @@ def matvec(A: Any, x: Any, /, **keywords: Unpack[Keywords]) -> Any:
     out : array of exactly the result's shape and dtype that overlaps no input; returned.
     out_dtype : dtype name of the result, of the same kind as the default.
     precision : ``"float32"`` (at least IEEE SGEMM's accuracy), ``"ieee"`` (plain float32 FMA) or
-        ``"tf32"``, which permits operands rounded to TF32.
+        ``"tf32"``, which permits operands rounded to TF32; of float64 ``"float64"`` permits matrix
+        products by integers, within DGEMM's bound.
     accumulate : ``"float16"`` permits half-precision sums.
     batch_invariant : give each vector of a batch the bits that it would get alone, at the price of
         one matvec for each (docs/batch_invariance.md).
@@ -252,17 +253,17 @@ def grouped_matmul(A: Any, W: Any, offsets: Any = None, /, **keywords: Unpack[Gr
     """
     if not keywords and offsets is not None:
         return multiply_grouped(A, W, offsets, None, DEFAULT)
-    unknown = keywords.keys() - Grouped.__annotations__.keys()
-    if unknown:
-        raise TypeError(
-            f"grouped_matmul() got an unexpected keyword argument {min(unknown)!r}; its options "
-            f"are {', '.join(Grouped.__annotations__)}."
-        )
     around = (
         keywords.pop("indices", None),
         keywords.pop("weights", None),
         keywords.pop("epilogue", None),
     )
+    unknown = keywords and keywords.keys() - Grouped.__annotations__.keys()
+    if unknown:
+        raise TypeError(
+            f"grouped_matmul() got an unexpected keyword argument {min(unknown)!r}; its options "
+            f"are {', '.join(Grouped.__annotations__)}."
+        )
     out, options, _ = split("grouped_matmul", keywords)
     plain = offsets is not None and all(one is None for one in around)
     return multiply_grouped(A, W, offsets, out, options, None if plain else Routing(*around))

@@ -29,12 +29,13 @@ from gemmule.arrays.interop import (
     unwrap_all,
 )
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.backends.cuda.scaled import ScaledLauncher
+from gemmule.backends.cuda.scaled import FinishedScaledLauncher, ScaledLauncher
 from gemmule.backends.explained import explained
 from gemmule.choose import scaled_choice
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import NAMES, Options, canonical
 from gemmule.core.choice import Choice
+from gemmule.core.epilogue import FUNCTIONS
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import BYTES, FLOAT8, HALVES, check_problem, matmul_shape, numpy_dtype
 from gemmule.plan import Plan, resolve
@@ -259,9 +260,36 @@ class Lie(NamedTuple):
     kernels: tuple[bool, ...]
 
 
+def finishing(
+    given: Scaled, dtype: str, activation: str | None, options: Options
+) -> FinishedScaledLauncher | None:
+    """Return what computes a scaled product with an epilogue in one go, or None."""
+    left, right, scales, out = given
+    if left.device == "cpu" or out is None:
+        return None
+    kernels = kernels_for(scales, out.form.shape[1])
+    lie = Lie(left.form, right.form, out.form, left.device, kernels)
+    return finished_once(lie, dtype, activation, options)
+
+
+@remembered(1024)
+def finished_once(
+    lie: Lie, dtype: str, activation: str | None, options: Options
+) -> FinishedScaledLauncher | None:
+    """Return `finishing`'s launcher for operands that lie so."""
+    choice = _choice(lie, dtype, options, FUNCTIONS[activation])
+    return None if choice is None else FinishedScaledLauncher(choice, activation)
+
+
 @remembered(1024)
 def fused(lie: Lie, dtype: str, options: Options) -> ScaledLauncher | None:
     """Return what computes a scaled product on a GPU in one go, or None: no proved kernel does."""
+    choice = _choice(lie, dtype, options)
+    return None if choice is None else ScaledLauncher(choice)
+
+
+def _choice(lie: Lie, dtype: str, options: Options, function: str | None = None) -> Choice | None:
+    """Return the choice of a kernel that scales, and applies an epilogue's function if given."""
     a, b, out, device, kernels = lie
     # Strides and alignment are those of bytes: any of them stands for the operands' dtypes.
     left, right = (form._replace(dtype=FLOAT8[0]) for form in (a, b))
@@ -271,10 +299,11 @@ def fused(lie: Lie, dtype: str, options: Options) -> ScaledLauncher | None:
         check_problem(replace(problem, out="int32"))
     machine, choice = backends.get("cuda").machine(device), None
     if not (call.swapped or call.outer) and problem.op == "matmul":
-        choice = scaled_choice(replace(call, problem=problem), machine, options, kernels)
-    if choice is None:
+        call = replace(call, problem=problem)
+        choice = scaled_choice(call, machine, options, kernels, function)
+    if choice is None and function is None:
         log.warning("%s, scaled: %s", problem.describe(), without_kernel(kernels))
-    return None if choice is None else ScaledLauncher(choice)
+    return choice
 
 
 def without_kernel(kernels: tuple[bool, ...]) -> str:

@@ -61,7 +61,10 @@ __device__ __forceinline__ void store_across(const GemmArgs& p, u32 from, i64 ba
   const int lane = threadIdx.x % 32, row = lane % 16;
 #pragma unroll 2
   for (int col = lane / 16; col < 32; col += 2) {
-    const Sum v = from_bits<Sum>(ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(from + row * 128 + col * 4)));
+    Sum v = from_bits<Sum>(ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(from + row * 128 + col * 4)));
+#ifdef EPILOGUE
+    if (top + row < p.m && left + col < p.n) v = finished<TC>(p, batch, top + row, left + col, v);
+#endif
     if (top + row < p.m && left + col < p.n)
       finish_scaled<TC, Sum>((TC*)p.c + batch * p.c_batch + top + row + (left + col) * p.c_col, v, alpha, beta);
   }
@@ -175,6 +178,10 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
     for (unsigned index = first; index < last; index += stride) {
       Sum sum[BLOCKS][WIDTH / 2];
       int before = 0;
+#ifdef EPILOGUE
+      walk.at(index, batch, row, col);
+      const BiasAhead<TC, WIDTH> bias(p, whole, i64(col) * WIDTH);
+#endif
       if constexpr (Elements::PROMOTED) {
 #pragma unroll
         for (int i = 0; i < BLOCKS * WIDTH / 2; ++i) sum[i / (WIDTH / 2)][i % (WIDTH / 2)] = 0;
@@ -249,11 +256,17 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
 #ifdef SCALES
           float scaled[Staged<TC>::COLS / 2];
           scale_sums(p, row + 64 * r + t / 32 * 16, col + c, sum[r] + c / 2, scaled);
-          Staged<TC>::put(out + buffer * OUT, scaled, alpha);
 #elif defined(EPILOGUE)
+          const float* const scaled = sum[r] + c / 2;
+#endif
+#ifdef EPILOGUE
           float finished[Staged<TC>::COLS / 2];
-          finish_sums<TC>(p, batch, row + 64 * r + t / 32 * 16, col + c, sum[r] + c / 2, finished);
+          finish_sums<TC>(p, batch, row + 64 * r + t / 32 * 16, col + c, bias.pair[c / 64], scaled, finished);
           Staged<TC>::put(out + buffer * OUT, finished, 1.0f);
+#elif defined(SCALES)
+          Staged<TC>::put(out + buffer * OUT, scaled, alpha);
+#elif defined(RESIDUES)
+          Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, batch);
 #else
           Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, alpha);
 #endif
