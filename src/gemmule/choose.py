@@ -167,7 +167,7 @@ def _sums_float8(problem: Problem, arithmetic: Arithmetic) -> bool:
 
 def eligible(rung: Rung, problem: Problem) -> bool:
     """Tell whether the rung is for automatic choices, and its arithmetic good enough."""
-    if rung.by_name_only:
+    if rung.by_name_only or rung.precision not in ("", problem.precision):
         return False
     arithmetic = rung.arithmetic(problem)
     if problem.quant is not None and problem.quant.activations == "int8":

@@ -47,6 +47,8 @@ from gemmule.scaled import (
     scaled_product,
     scales_of,
 )
+from gemmule.scaled import ScaledPlan as ScaledPlan
+from gemmule.scaled import planned_scaled as planned_scaled
 from gemmule.storage import evidence
 
 Scalars = tuple[float, float]

@@ -10,9 +10,10 @@ then multiplied, both in float32.
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from gemmule.arrays.interop import (
 )
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.backends.cuda.scaled import FinishedScaledLauncher, ScaledLauncher
+from gemmule.backends.explained import explained
 from gemmule.choose import scaled_choice
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import NAMES, Options, canonical
@@ -36,11 +38,11 @@ from gemmule.core.choice import Choice
 from gemmule.core.epilogue import FUNCTIONS
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import BYTES, FLOAT8, HALVES, check_problem, matmul_shape, numpy_dtype
-from gemmule.plan import resolve
+from gemmule.plan import Plan, resolve
+
+log = logging.getLogger("gemmule")
 
 OUTS = ("float32", *HALVES)  # of a scaled product
-
-
 BLOCK = 128  # steps of the sum, and rows or columns, that share a scale by blocks
 
 
@@ -50,6 +52,11 @@ class Scales(NamedTuple):
     a: Operand
     b: Operand
     by_blocks: bool
+
+    def words(self) -> str:
+        """Return how the scales lie, for people."""
+        each = (" x ".join(map(str, one.form.shape)) or "one number" for one in self[:2])
+        return f"{' and '.join(each)}, of {'blocks' if self.by_blocks else 'rows and columns'}"
 
 
 class Scaled(NamedTuple):
@@ -290,10 +297,31 @@ def _choice(lie: Lie, dtype: str, options: Options, function: str | None = None)
     problem = replace(call.problem, a=a.dtype, b=b.dtype)
     if a.dtype in BYTES:
         check_problem(replace(problem, out="int32"))
-    if call.swapped or call.outer or problem.op != "matmul":
-        return None
-    machine = backends.get("cuda").machine(device)
-    return scaled_choice(replace(call, problem=problem), machine, options, kernels, function)
+    machine, choice = backends.get("cuda").machine(device), None
+    if not (call.swapped or call.outer) and problem.op == "matmul":
+        call = replace(call, problem=problem)
+        choice = scaled_choice(call, machine, options, kernels, function)
+    if choice is None and function is None:
+        log.warning("%s, scaled: %s", problem.describe(), without_kernel(kernels))
+    return choice
+
+
+def without_kernel(kernels: tuple[bool, ...]) -> str:
+    """Return what is done where no kernel scales: in words, for the log and for `explain`."""
+    if False in kernels:
+        return "no proved kernel scales it; a pass over the sums does, in float32"
+    return "no proved kernel scales it; A and B are scaled first and multiplied in float32"
+
+
+def apart(a: Form, b: Form, device: str, options: Options, *, by_blocks: bool) -> Plan:
+    """Return the plan of the product where no kernel scales: of the operands, or widened ones."""
+    forms = (Form.packed(one.shape, "float32") for one in (a, b)) if by_blocks else (a, b)
+    return resolve("matmul", *forms, None, device, _plain(options))
+
+
+def _plain(options: Options) -> Options:
+    """Return the options of the product alone."""
+    return Options(rung=options.rung, params=options.params, literal=options.rung is not None)
 
 
 def _apart(given: Scaled, target: Operand, options: Options) -> None:
@@ -308,7 +336,7 @@ def _apart(given: Scaled, target: Operand, options: Options) -> None:
             f"afterwards takes tensors of PyTorch, not arrays of {left.library}. Give those, or "
             "multiply without scales."
         )
-    plain = Options(rung=options.rung, params=options.params, literal=options.rung is not None)
+    plain = _plain(options)
     operands = (left, right, *given.scales[:2])
     a, b, rows, columns = (one.array if on_host else one.original for one in operands)
     if given.scales.by_blocks:
@@ -338,3 +366,69 @@ def _product(a: Any, b: Any, options: Options) -> Any:
     left, right, _ = unwrap_all(a, b, NAMES["matmul"], None)
     plan = resolve("matmul", left.form, right.form, None, left.device, options)
     return plan.execute(left, right, None)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScaledPlan:
+    """A scaled product of operands and scales like those given; frozen.
+
+    ``plan(A, B, scale_a=, scale_b=)`` computes; `explain()` tells by what rung, why, and
+    whether the kernel that multiplies applies the scales.
+
+    >>> import numpy as np, gemmule as gm
+    >>> A = np.ones((2, 256), np.int8)
+    >>> plan = gm.plan("matmul", A, A.T, scale_a=np.float32([[1, 2], [3, 4]]), scale_b=0.5)
+    >>> plan(A, A.T, scale_a=np.float32([[1, 2], [3, 4]]), scale_b=0.5)
+    array([[192., 192.],
+           [448., 448.]], dtype=float32)
+    >>> plan.explain().splitlines()[-1]
+    'scales     2 x 2 and 1, of blocks: A and B are scaled first and multiplied in float32'
+    """
+
+    options: Options
+    lie: Lie
+    scales: Scales
+    by: ScaledLauncher | Plan  # the kernel that scales, or the plan of a product without
+
+    def __repr__(self) -> str:
+        return f"ScaledPlan({self.choice.problem.describe()} on {self.lie.device})"
+
+    @property
+    def choice(self) -> Choice:
+        """The rung that multiplies, with its parameters and why."""
+        return self.by.choice
+
+    def __call__(self, a: Any, b: Any, /, *, scale_a: Any, scale_b: Any, out: Any = None) -> Any:
+        """Compute the planned product; ValueError for operands and scales that lie otherwise."""
+        given = planned_scaled(a, b, (scale_a, scale_b), self.options)
+        if given.lie != self.lie:
+            raise ValueError(f"{self!r} was given operands or scales of other shapes or strides.")
+        return scaled_product(a, b, scale_a, scale_b, out, self.options)
+
+    def explain(self) -> str:
+        """Return what runs, why, what it should cost, and what applies the scales."""
+        if isinstance(self.by, ScaledLauncher):
+            lines, words = (
+                explained("matmul", self.choice, self.by),
+                "by the kernel that multiplies",
+            )
+        else:
+            lines, words = [self.by.explain()], without_kernel(self.lie.kernels)
+            words = words if self.lie.device != "cpu" else words.partition("; ")[2]
+        return "\n".join([*lines, f"scales     {self.scales.words()}: {words}"])
+
+
+def planned_scaled(a: Any, b: Any, scales: tuple[Any, Any], options: Options) -> ScaledPlan:
+    """Return the plan of a scaled product."""
+    left, right, _ = unwrap_all(a, b, NAMES["matmul"], None)
+    dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
+    shape = result_shape(left.form.shape, right.form.shape)
+    found = scales_of(*scales, (*shape, left.form.shape[1]), left)
+    kernels, out = kernels_for(found, shape[1]), Form.packed(shape, dtype)
+    lie = Lie(left.form, right.form, out, left.device, kernels)
+    by: ScaledLauncher | Plan | None = None
+    if left.device != "cpu" and 0 not in shape:
+        by = fused(lie, dtype, options)
+    if by is None:
+        by = apart(left.form, right.form, left.device, options, by_blocks=found.by_blocks)
+    return ScaledPlan(options, lie, found, by)

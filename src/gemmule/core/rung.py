@@ -175,11 +175,12 @@ class Rung:
     memory order, another shape, an alternative that loses): empty for a step. `batched` rungs take
     a leading batch axis; for the others the back end loops. `by_name_only` rungs are neither chosen
     by plans nor tried by the tuner unless they are named: what they gain depends on the calls
-    around them. A `vendor` rung calls the library that users have anyway: the choice, unless
-    another was tuned; but not where it `waits`: where each product waits for threads of a team,
-    also for one that the system does not run. `seconds`, `terms`: how long it
-    takes, and the terms by which that grows, with the coefficients of `counts_with` in a device's
-    model. How a rung runs is told by `CpuRung`, `CudaRung` and `LibraryRung`.
+    around them; those with a `precision` are for calls that name it. A `vendor` rung calls the
+    library that users have anyway: the choice, unless another was tuned; but not where it `waits`:
+    where each product waits for threads of a team, also for one that the system does not run.
+    `seconds`, `terms`: how long it takes, and the terms by which that grows, with the coefficients
+    of `counts_with` in a device's model. How a rung runs is told by `CpuRung`, `CudaRung` and
+    `LibraryRung`.
     """
 
     backend: ClassVar[str] = ""
@@ -204,6 +205,7 @@ class Rung:
     terms: Callable[[Problem, Params, Machine], Terms] | None = None
     counts_with: str = ""
     by_name_only: bool = False
+    precision: str = ""
     vendor: bool = False
     waits: Callable[[Problem, Machine], bool] = _never
     name: str = ""

@@ -196,6 +196,11 @@ CUDA_SUITES: Mapping[str, Suite] = {
         _EIGHT_BITS,
         peers=("torch int_mm", "torch scaled_mm"),
     ),
+    "doubles": Suite(
+        "matrices of float64 by residues, beside PyTorch's",
+        _grid(("matmul",), ("float64",), _POWERS[1:], columns=None),
+        rungs=("residues",),
+    ),
     "quantised": Suite(
         "int4 and int8 weights by 1 to 16 columns, beside PyTorch's packed products",
         _QUANTISED,
