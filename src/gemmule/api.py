@@ -253,17 +253,17 @@ def grouped_matmul(A: Any, W: Any, offsets: Any = None, /, **keywords: Unpack[Gr
     """
     if not keywords and offsets is not None:
         return multiply_grouped(A, W, offsets, None, DEFAULT)
-    unknown = keywords.keys() - Grouped.__annotations__.keys()
-    if unknown:
-        raise TypeError(
-            f"grouped_matmul() got an unexpected keyword argument {min(unknown)!r}; its options "
-            f"are {', '.join(Grouped.__annotations__)}."
-        )
     around = (
         keywords.pop("indices", None),
         keywords.pop("weights", None),
         keywords.pop("epilogue", None),
     )
+    unknown = keywords and keywords.keys() - Grouped.__annotations__.keys()
+    if unknown:
+        raise TypeError(
+            f"grouped_matmul() got an unexpected keyword argument {min(unknown)!r}; its options "
+            f"are {', '.join(Grouped.__annotations__)}."
+        )
     out, options, _ = split("grouped_matmul", keywords)
     plain = offsets is not None and all(one is None for one in around)
     return multiply_grouped(A, W, offsets, out, options, None if plain else Routing(*around))

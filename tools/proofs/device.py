@@ -161,7 +161,7 @@ def _seen(rung: DeviceRung, problem: Problem, view: str) -> tuple[Problem, str]:
     if view != "sliced":
         return problem, view
     every = (problem.a, problem.b, problem.out)
-    codes = ("uint", "float4")
+    codes = ("uint", "float4", "float8")
     types = [name for name in every if problem.quant is None or not name.startswith(codes)]
     smallest = min(ITEMSIZE[name] for name in types)
     later = replace(problem, alignment=min(problem.alignment, smallest))

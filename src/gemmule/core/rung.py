@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -123,10 +123,10 @@ class Step:
 class ByIndex:
     """A grouped product that finds its rows by indices of a dtype; gated: it gives silu(gate) up.
 
-    out: the dtype of the result.
+    index: None where rows are sorted, and it is gated. out: the dtype of the result.
     """
 
-    index: str
+    index: str | None
     gated: bool
     out: str
 
@@ -179,7 +179,8 @@ class Rung:
     library that users have anyway: the choice, unless another was tuned; but not where it `waits`:
     where each product waits for threads of a team, also for one that the system does not run.
     `seconds`, `terms`: how long it takes, and the terms by which that grows, with the coefficients
-    of `counts_with` in a device's model. How a rung runs is told by `CpuRung`, `CudaRung` and
+    of `counts_with` in a device's model. `choices`: the parameters that are compared for a
+    problem. How a rung runs is told by `CpuRung`, `CudaRung` and
     `LibraryRung`.
     """
 
@@ -204,6 +205,7 @@ class Rung:
     seconds: Callable[[Problem, Params, Machine], float] | None = None
     terms: Callable[[Problem, Params, Machine], Terms] | None = None
     counts_with: str = ""
+    choices: Callable[[Problem, Machine], Iterable[Params]] | None = None
     by_name_only: bool = False
     precision: str = ""
     vendor: bool = False
