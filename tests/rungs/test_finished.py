@@ -50,7 +50,7 @@ def test_kernels_finish(rung: CudaRung, variant: Any) -> None:
     trials = verify_device.trials_of(rung, variant, few=True)
     hows, emulator = proofs.activations(variant), Emulator()
     given = list(finished.some(rung, trials))
-    assert len(given) > 5
+    assert len(given) > 3
     for emulator.seed, trial in enumerate(given):
         verdict = finished.judge_trial(rung, trial, emulator.run, hows)
         assert verdict.ok, f"{trial}: {verdict.text}"
