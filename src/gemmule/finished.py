@@ -343,6 +343,8 @@ def _fused(call: Call, apart: Plan, whole: Plan, asked: tuple[Shape, Options]) -
     machine, function = whole.choice.machine, FUNCTIONS[what.activation]
     if options.rung is not None:
         return finished_choice(call, machine, function, options.rung, options.params)
+    if call.problem.out == "float32" and what.activation not in (None, "relu"):
+        return None  # whose exact functions take a pass less time than a kernel's few warps
     if _is_fused(whole.choice, machine, evidence.FINISHED[function]):
         return whole.choice
     best = finished_choice(call, machine, function, None, None)

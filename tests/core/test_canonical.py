@@ -150,6 +150,20 @@ def test_many_vectors_run_as_one_matmul_unless_invariance_is_asked() -> None:
         assert (alone.op, alone.batch, alone.shared_a) == ("matvec", 5, True)
 
 
+def test_rows_of_a_batch_that_shares_b_run_as_one_product() -> None:
+    A, B = np.zeros((2, 3, 4, 5)), np.zeros((5, 6))
+    whole = problem_of("matmul", A, B)
+    assert (whole.m, whole.batch, whole.shared_b) == (24, 1, False)
+    single = problem_of("matmul", np.zeros((6, 1, 4)), np.zeros((4, 5)))
+    assert (single.op, single.m, single.batch) == ("matmul", 6, 1)
+    partly = problem_of("matmul", A, np.zeros((2, 1, 5, 6)))
+    assert (partly.m, partly.batch, partly.shared_b) == (12, 2, False)
+    apart = problem_of("matmul", A[0, :, :3], B)  # rows with gaps
+    assert (apart.m, apart.batch, apart.shared_b) == (3, 3, True)
+    asked = problem_of("matmul", A, B, literal=True)
+    assert (asked.m, asked.batch, asked.shared_b) == (4, 6, True)
+
+
 def test_batches_collapse_to_one_axis() -> None:
     problem = problem_of("matmul", np.zeros((2, 3, 4, 5)), np.zeros((2, 3, 5, 6)))
     assert problem.batch == 6

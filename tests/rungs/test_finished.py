@@ -50,7 +50,7 @@ def test_kernels_finish(rung: CudaRung, variant: Any) -> None:
     trials = verify_device.trials_of(rung, variant, few=True)
     hows, emulator = proofs.activations(variant), Emulator()
     given = list(finished.some(rung, trials))
-    assert len(given) > 5
+    assert len(given) > 3
     for emulator.seed, trial in enumerate(given):
         verdict = finished.judge_trial(rung, trial, emulator.run, hows)
         assert verdict.ok, f"{trial}: {verdict.text}"
@@ -127,16 +127,22 @@ def test_on_a_device(some: int) -> None:
 @needs_emulator
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("rung", [rung.name for rung in FINISHING if not rung.scaled])
-@pytest.mark.parametrize("lead", [(), (3,), (2, 2)])
-def test_by_a_named_kernel_on_a_device(lead: Any, rung: str, how: str | None) -> None:
+@pytest.mark.parametrize(("lead", "shared"), [((), False), ((3,), False), ((2, 2), True)])
+def test_by_a_named_kernel_on_a_device(lead: Any, shared: bool, rung: str, how: str | None) -> None:
+    """Alone, in a batch, and in one that shares B, whose rows are those of one product."""
     rng = np.random.default_rng(3)
     dtype = "float32" if rung == "wgmma_3xfp16" else "bfloat16"
     half, u = numpy_dtype(dtype), 2.0**-20 if dtype == "float32" else 2.0**-8
-    a, b, c, gate = (
-        rng.standard_normal((*lead, *shape)).astype(half)
-        for shape in ((40, 64), (64, 72), (40, 72), (40, 72))
+    a, b, c, gate, bias = (
+        rng.standard_normal((*front, *shape)).astype(half)
+        for front, shape in (
+            (lead, (40, 64)),
+            (() if shared else lead, (64, 72)),
+            (lead, (40, 72)),
+            (lead, (40, 72)),
+            ((), (72,) if shared else (40, 1)),
+        )
     )
-    bias = rng.standard_normal((40, 1)).astype(half)
     with emulated():
         there = [gm.asarray(one, device="cuda:0") for one in (a, b, c, gate, bias)]
         epilogue = gm.Epilogue(

@@ -206,6 +206,7 @@ def _matmul(a: Form, b: Form, out: Form | None, options: Options) -> Call:
     asked = _Product("matmul", a, b, out, options, _result(a, b, options.out_dtype), shape)
     batch, views = _batch_and_views(asked, (2, 2, 2))
     if not options.literal:
+        batch, views = _folded(asked, batch, views)
         vector = _single_vector(asked, batch, views)
         if vector is not None:
             return vector
@@ -241,17 +242,37 @@ def _single_vector(asked: _Product, batch: Batch, views: Views) -> Call | None:
     """
     a_view, b_view, c_view = views
     of_a, of_b, of_c = batch.strides
-    if asked.shape[-1] == 1 and 0 not in of_a:
+    if c_view.shape[1] == 1 and 0 not in of_a:
         x = View(b_view.shape[:1], b_view.strides[:1])
         y = View(c_view.shape[:1], c_view.strides[:1])
         return _assemble(asked, batch, (a_view, x, y))
-    if asked.shape[-2] == 1 and 0 not in of_b and asked.a.quant is None:
+    if c_view.shape[0] == 1 and 0 not in of_b and asked.a.quant is None:
         x = View(a_view.shape[1:], a_view.strides[1:])
         y = View(c_view.shape[1:], c_view.strides[1:])
         matrix = View(_swap_last(b_view.shape), _swap_last(b_view.strides))
         turned = Batch(batch.shape, (of_b, of_a, of_c))
         return _with(_assemble(asked.exchanged(), turned, (matrix, x, y)), swapped=True)
     return None
+
+
+def _folded(asked: _Product, batch: Batch, views: Views) -> tuple[Batch, Views]:
+    """See a batch that shares B as one product of all its rows, where these follow each other.
+
+    B would be read again for each product.
+    """
+    (of_a, of_b, of_c), (a, b, c) = batch.strides, views
+    plain = asked.a.quant is None and asked.a.ready is None and asked.b.ready is None
+    if not batch.shape or batch.shape[-1] < 2 or of_b[-1] != 0 or not plain:
+        return batch, views
+    rows, steps = a.shape[0], (of_a[-1], of_c[-1])
+    if rows != 1:
+        if steps != (rows * a.strides[0], rows * c.strides[0]):
+            return batch, views
+        steps = a.strides[0], c.strides[0]
+    rows *= batch.shape[-1]
+    a = View((rows, a.shape[1]), (steps[0], a.strides[1]))
+    c = View((rows, c.shape[1]), (steps[1], c.strides[1]))
+    return Batch(batch.shape[:-1], (of_a[:-1], of_b[:-1], of_c[:-1])), (a, b, c)
 
 
 def _vector_first(a: Form, b: Form, out: Form | None, options: Options) -> Call:

@@ -107,18 +107,11 @@ def hunt(
     options.check_device(device)
     backend = device.partition(":")[0]
     seed = secrets.randbelow(2**32) if seed is None else seed
-    alone = next((op for op in ops if op in (GROUPED, EPILOGUE)), None)
+    alone = next((op for op in ops if op in ALONE), None)
     if alone is not None:
         if len(ops) > 1 or formats or peer or most_bytes or hot or ranks or everyday or fit:
-            raise ValueError(
-                f"--op {alone} takes --device, --seconds, --seed and --products alone."
-            )
-        if alone == EPILOGUE:
-            from gemmule_lab.bench import epilogues
-
-            click.echo(f"seed {seed}: products with epilogues, {seconds:.0f} s")
-            return epilogues.hunt(options.ordinal_of(device), out, seed, seconds, products)
-        return _experts(device, seed, seconds, products, out)
+            raise ValueError(f"--op {alone} takes --device, --seconds, --seed, --products alone.")
+        return ALONE[alone](device, seed, seconds, products, out)
     if most_bytes is None:
         most_bytes = work.MOST_BYTES
         if backend == "cpu":
@@ -173,6 +166,20 @@ def _experts(
     ordinal = None if device == "cpu" else options.ordinal_of(device)
     click.echo(f"seed {seed}: mixtures of experts, {seconds:.0f} s")
     return grouped.hunt(ordinal, out, seed, seconds, products)
+
+
+def _epilogues(
+    device: str, seed: int, seconds: float, products: int | None, out: Path
+) -> dict[str, Any]:
+    """Race random products with an epilogue against PyTorch's operations."""
+    from gemmule_lab.bench import epilogues
+
+    ordinal = options.ordinal_of(device)
+    click.echo(f"seed {seed}: products with epilogues, {seconds:.0f} s")
+    return epilogues.hunt(ordinal, out, seed, seconds, products)
+
+
+ALONE = {GROUPED: _experts, EPILOGUE: _epilogues}
 
 
 def _beside(racer: Peer, *, rests: bool, warm: bool) -> Bench:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gemmule.backends.cuda import convert, driver, launch_args, nvrtc, starter
+from gemmule.core.canonical import Call
 from gemmule.core.epilogue import FUNCTIONS, OPERANDS
 from gemmule.core.operand import Form, Ints, merged
 from gemmule.core.problem import COMPLEX, HALVES, ITEMSIZE
@@ -40,23 +41,30 @@ def floor_of(activation: str | None) -> float:
     return 0.0 if activation == "relu" else float("-inf")
 
 
-def batch_step(shape: Ints, place: Place) -> int | None:
-    """Return an operand's step from one product of a batch to the next, None where it has several.
+def seen(call: Call, place: Place) -> tuple[int, int, int] | None:
+    """Return an operand's steps from one product, row and column of a call to the next.
 
-    shape: of the result, which has all products of the batch one behind the other.
+    Rows of a batch that shares B are those of one product. None where there are several steps.
     """
-    axes, (steps,) = merged(shape[:-2], [place.steps[:-2]])
-    return None if len(axes) > 1 else sum(steps)
+    shape, cut, rows = call.out_shape, len(call.out_shape) - 1, 1
+    while rows < call.problem.m:
+        cut -= 1
+        rows *= shape[cut]
+    parts = (shape[:cut], place.steps[:cut]), (shape[cut:-1], place.steps[cut:-1])
+    found = []
+    for sizes, steps in parts:
+        axes, (left,) = merged(sizes, [steps])
+        if len(axes) > 1:
+            return None
+        found.append(sum(left))
+    return found[0], found[1], place.steps[-1]
 
 
 def fields_of(
-    shape: Ints, operands: Mapping[str, Place], activation: str | None
+    call: Call, operands: Mapping[str, Place], activation: str | None
 ) -> tuple[float, ...]:
-    """Return the fields of the struct of kernels that apply an epilogue, of one step a batch."""
-    places = {
-        name: (one.address, (batch_step(shape, one) or 0, *one.steps[-2:]))
-        for name, one in operands.items()
-    }
+    """Return the fields of the struct of kernels that apply an epilogue to operands they see."""
+    places = {name: (one.address, seen(call, one) or (0, 0, 0)) for name, one in operands.items()}
     return launch_args.epilogue(places, floor_of(activation))
 
 

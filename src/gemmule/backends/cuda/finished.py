@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args
-from gemmule.backends.cuda.epilogue import Place, batch_step, fields_of
+from gemmule.backends.cuda.epilogue import Place, fields_of, seen
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.core.choice import Choice
 from gemmule.core.epilogue import FUNCTIONS
@@ -27,9 +27,8 @@ class FinishedLauncher(Launcher):
         return with_epilogue(steps, FUNCTIONS[self.activation]), nothing
 
     def takes(self, operands: Mapping[str, Place]) -> bool:
-        """Whether it takes operands as they lie: any but those of a batch of several steps."""
-        shape = self.choice.call.out_shape
-        return all(batch_step(shape, one) is not None for one in operands.values())
+        """Whether it takes operands as they lie: any but those of several steps a batch."""
+        return all(seen(self.choice.call, one) is not None for one in operands.values())
 
     def multiply(
         self,
@@ -43,7 +42,7 @@ class FinishedLauncher(Launcher):
         ordinal = int(out.device[5:])
         stream = device_arrays.current_stream(out, ordinal)
         work, owner = device_arrays.workspace(out, self.workspace)
-        fields = fields_of(out.form.shape, operands, self.activation)
+        fields = fields_of(self.choice.call, operands, self.activation)
         start = self._starts.get(ordinal)
         if start is None:
             end = launch_args.SCALARS.format + launch_args.EPILOGUE.format[1:]

@@ -90,7 +90,7 @@ class FinishedScaledLauncher(ScaledLauncher):
     ) -> None:
         """Launch on A, B and the result; scalars: alpha and beta; places: of what else is read."""
         a, b, out = product
-        ends = *scalars, *self.ends(scales), *fields_of(out.form.shape, places, self.activation)
+        ends = *scalars, *self.ends(scales), *fields_of(self.choice.call, places, self.activation)
         self._launch(a, b, out, ends)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.epilogue import Place, batch_step
+from gemmule.backends.cuda.epilogue import Place, seen
 from gemmule.backends.cuda.library import cublas
 from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.core.choice import Choice
@@ -48,18 +48,21 @@ class FinishedLibrary:
         """Whether operands lie as the library reads them: a bias packed, C as the result does."""
         gemm = self._run.gemm
         axes = (-2, -1) if self._run.exchanged else (-1, -2)  # across the library's lines, along
-        if "bias" in operands and operands["bias"].steps[axes[1]] != 1:
+        found = {name: seen(self.choice.call, one) for name, one in operands.items()}
+        if None in found.values():
+            return False
+        bias, c = found.get("bias"), found.get("C")
+        if bias is not None and bias[axes[1]] != 1:
             return gemm.result.rows == 1
-        if "C" not in operands:
+        if c is None:
             return True
-        place, item = operands["C"], ITEMSIZE[gemm.result.dtype]
-        step, unit = (place.steps[axis] for axis in axes)
-        line, apart = gemm.result.rows, batch_step(self.choice.call.out_shape, place)
+        (step, unit), line, apart = (c[axis] for axis in axes), gemm.result.rows, c[0]
+        places = operands["C"].address | (max(step, 0) | apart) * ITEMSIZE[gemm.result.dtype]
         return (
             (unit == 1 or line == 1)
             and (step >= line or gemm.result.columns == 1)
-            and (apart is not None and apart >= 0)
-            and (place.address | (max(step, 0) | apart) * item) % gemm.alignment == 0
+            and apart >= 0
+            and places % gemm.alignment == 0
         )
 
     def multiply(
@@ -89,8 +92,8 @@ class FinishedLibrary:
         axis = -2 if self._run.exchanged else -1
         step, apart = gemm.result.step, gemm.result.batch_step
         if c is not None:
-            step = max(c.steps[axis], gemm.result.rows)
-            apart = batch_step(self.choice.call.out_shape, c) or 0
+            steps = seen(self.choice.call, c) or (0, 0, 0)
+            step, apart = max(steps[axis], gemm.result.rows), steps[0]
         key = ordinal, 0 if bias is None else bias.address, step, apart
         with self._lock:
             found = self._prepared.get(key)
