@@ -94,6 +94,9 @@ for name, bits, group, zeros in (
     Q = make_matrix(45, 8300 if group == 192 else 300, bits, group, "float16", zeros)
     Q = Q.T if name == "vector_panels" else Q
     check(rung_called(name), Q, activations((Q.shape[1],), "float32"))
+for bits, zeros in ((4, "integer"), (8, "fraction")):
+    Q = make_matrix(45, 300, bits, 64, "float16", zeros)
+    check(rung_called("packed_codes"), Q, activations((300, 40), "float32"))
 for own_cache in (0, 1 << 30):
     with MonkeyPatch.context() as patch:
         check_across_rows(8, -1, own_cache, patch)

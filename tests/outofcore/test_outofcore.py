@@ -298,6 +298,23 @@ def test_an_error_ends_everything(small: LateDriver, call: str) -> None:
     assert (gm.matmul(A, B, device="cuda") == expected).all()
 
 
+def test_a_lane_is_one_product_s_until_that_ends_or_cannot_begin(small: LateDriver) -> None:
+    def panels(sound: int) -> Iterator[list[Transfer]]:
+        yield from [[]] * sound
+        raise KeyboardInterrupt
+
+    first, second = (staging.take_lane(0, feeder.SLOTS) for _ in range(2))
+    assert first is not second
+    for lane in (first, second):
+        staging.give_lane(lane, 0)
+    for sound in (0, 1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            feeder.Feeder(panels(sound), 0)
+        assert staging.spare_lanes[0, feeder.SLOTS] == [first]
+    assert staging.take_lane(0, feeder.SLOTS) is first
+    assert staging.take_lane(0, feeder.SLOTS) is not first
+
+
 def test_memory_stays_for_the_next_product(
     small: LateDriver, setting: Callable[..., None], limit: Callable[..., None]
 ) -> None:

@@ -54,6 +54,11 @@ def test_columns_that_lie_as_they_are_read_are_not_packed() -> None:
         one = replace(problem, alignment=alignment)
         params = TENSOR.check_params(one, None)
         assert (TENSOR.workspace(one, params, machine) > 0) == packed  # type: ignore[attr-defined]
+    # Columns across the sum are packed however few and well aligned they are.
+    across = make_problem("matmul", 70, 2, 640, ("float64",) * 3, layout_b="row")
+    assert across.alignment == 16
+    params = TENSOR.check_params(across, None)
+    assert TENSOR.workspace(across, params, machine) > 0  # type: ignore[attr-defined]
 
 
 def test_a_batch_of_lying_columns() -> None:

@@ -227,6 +227,21 @@ def test_a_batch_by_a_library_on_a_device() -> None:
     assert not library.faults
 
 
+@needs_emulator
+def test_batches_along_axes_that_are_no_single_one() -> None:
+    """C lies with its two batch axes swapped, so that neither step is a multiple of the other."""
+    rng = np.random.default_rng(6)
+    shapes = (2, 3, 5, 9), (2, 3, 9, 4), (3, 2, 5, 4)
+    a, b, c = (rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes)
+    with emulated():
+        put = [gm.asarray(one, device="cuda:0") for one in (a, b, c)]
+        swapped = DeviceArray(put[2].pointer, (2, 3, 5, 4), (20, 40, 4, 1), "float32", 0, put[2])
+        epilogue = gm.Epilogue(C=swapped, beta=2, activation="relu")
+        found = gm.matmul(*put[:2], epilogue=epilogue).to_host()
+        del put, swapped, epilogue
+    assert np.array_equal(found, np.maximum(a @ b + 2 * c.swapaxes(0, 1), 0))
+
+
 erf = np.vectorize(__import__("math").erf)
 PLAIN = {
     "relu": lambda v: np.maximum(v, 0),

@@ -80,6 +80,7 @@ class Feeder:
         self._line = _Line(_items(panels), self.lane, self._sent)
         try:
             with self._sending:
+                self._line.begin()
                 self._line.advance(self._hand_out)
             self._send()
         except BaseException:
@@ -163,12 +164,16 @@ class _Line:
     ) -> None:
         self.coming, self.stream, self.sent = coming, lane.stream, sent
         self.free = deque((slot, False) for slot in lane.slots)
-        self.next = next(coming, None)  # the first to come
+        self.next: _Item | None = None  # to come
         self.line: deque[_Item] = deque()
         self.most = 2 * len(lane.slots)
         self.opened: deque[_Opened] = deque()
         self.begun = False  # the first of the opened panels has been
         self.over = False
+
+    def begin(self) -> None:
+        """Fetch the first to come."""
+        self.next = next(self.coming, None)
 
     def take_in(self, told: _Item | _Opened) -> None:
         """Note that an item is filled, or that a panel may go."""
