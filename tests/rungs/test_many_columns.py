@@ -8,11 +8,11 @@ import pytest
 
 from cuda_emulation import Emulator
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.core.registry import rung_in
+from gemmule.core.registry import cuda_rungs
 from gemmule.oracle.problems import make_problem
 from proofs import device, proofs
 
-RUNG = rung_in("quantized", "cuda", "rounded_columns")
+RUNG = next(one for one in cuda_rungs() if one.name == "rounded_columns")
 NAMES = ("tall", "columns", "cluster", "parts", "panels")
 SHAPES = {
     "cluster": (1, 32, 2, 1, 2),
