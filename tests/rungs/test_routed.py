@@ -16,6 +16,7 @@ from cuemu.toolchain import missing_tools
 from device_tensors import Tensor
 from emulated_driver import Poisoned, emulated
 from gemmule.arrays.interop import unwrap
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.caches import forget_plans
 from gemmule.core.canonical import Options
 from gemmule.core.grouped import Routing, routed
@@ -177,16 +178,20 @@ def test_on_a_device(tokens: int) -> None:
             gm.asarray(indices.astype(np.int32), device="cuda:1"),
             stack.to("cuda:1"),
         )
+        slots, first = put["s"], indices[:, :1]  # the first of three slots, far from each other
+        put["1"] = DeviceArray(slots.pointer, (tokens, 1, K), slots.strides, "bfloat16", 1, slots)
+        put["i1"] = gm.asarray(np.ascontiguousarray(first), device="cuda:1")
         cases = [("a", "w", "i", None, None), ("s", "w", "i32", "v", None)]
+        cases += [("1", "w", "i1", None, None), ("1", "q", "i1", None, None)]
         cases += [("a", "w", "i32", "v", "silu_gate"), ("s", "q", "i", None, "silu_gate")]
         for rows, matrices, names, shares, epilogue in cases:
             options = {"indices": put[names], "epilogue": epilogue}
             options["weights"] = None if shares is None else put[shares]
             found = gm.asarray(gm.grouped_matmul(put[rows], put[matrices], **options), device="cpu")
             host = stack.dequantize("float64") if matrices == "q" else w
-            given = a if rows == "a" else by_slot
-            gated = epilogue is not None
-            wanted = looped(given, host, indices, weights if shares else None, gated=gated)
+            given = {"a": a, "s": by_slot, "1": by_slot[:, :1]}[rows]
+            gated, slot = epilogue is not None, first if rows == "1" else indices
+            wanted = looped(given, host, slot, weights if shares else None, gated=gated)
             error = np.abs(found.astype("f8") - wanted)
             assert (error <= 2.0**-7 * np.abs(wanted) + 2.0**-5).all()
         ends = gm.asarray(np.array([0, 2, 2, 5, 7, 7], np.int32), device="cuda:1")

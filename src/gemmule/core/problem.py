@@ -47,7 +47,7 @@ UNIT_ROUNDOFF = {
     "complex64": 2.0**-24, "complex128": 2.0**-53,
 }  # fmt: skip
 
-PRECISIONS = ("float32", "ieee", "tf32")
+PRECISIONS = ("float32", "float64", "ieee", "tf32")
 BYTES = ("int8", "uint8")
 
 
@@ -282,6 +282,11 @@ def check_problem(problem: Problem) -> Problem:
     if problem.precision not in PRECISIONS:
         raise ValueError(
             f"precision is {problem.precision!r}; it must be one of {', '.join(PRECISIONS)}."
+        )
+    if problem.precision == "float64" and problem.out != "float64":
+        raise ValueError(
+            f"precision='float64' is for products of float64; this one of {problem.a} and "
+            f"{problem.b} is {problem.out}. Convert the operands, or leave precision out."
         )
     if problem.accumulate not in (None, "float16", "float32"):
         raise ValueError(

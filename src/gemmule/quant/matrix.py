@@ -295,7 +295,7 @@ class QuantizedMatrix(Factor):
         return (
             f"QuantizedMatrix(shape={self.shape}, {codes}, scale_dtype={self.scale_dtype!r}, "
             f"perm={'no' if self.perm is None else 'yes'}, transposed={self.transposed}, "
-            f"layout={self.layout!r}, device={self.device!r})"
+            f"layout={self.layout!r}, device={self.device!r}, nbytes={self.nbytes})"
         )
 
     @np.errstate(all="ignore")
