@@ -23,12 +23,15 @@ from gemmule.arrays.interop import (
 )
 from gemmule.backends.cuda import launch_args
 from gemmule.backends.cuda.grouped import GroupedLauncher
-from gemmule.backends.cuda.routing import Given, RoutedLauncher
+from gemmule.backends.cuda.routing import FEW_SLOTS, Given, RoutedLauncher
+from gemmule.choose import suggestions
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import DEFAULT, Options
+from gemmule.core.choice import Choice
 from gemmule.core.grouped import Routed, Routing, routed
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
+from gemmule.core.rung import ByIndex, CudaRung
 from gemmule.grouped import (
     Bound,
     GroupedPlan,
@@ -41,6 +44,7 @@ from gemmule.quant.stack import QuantizedStack
 from gemmule.rungs._cuda.geometry import starts_early
 
 Array = np.ndarray[Any, Any]
+SAVED_S = 4e-6  # what two launches less are worth: one H200, November 2026
 
 
 def routed_product(
@@ -209,7 +213,35 @@ def plan_within(
     rows = _rows(about.slots, about.k, a.dtype) if about.sorts else a
     limits = Form.packed((about.experts,), "int32") if ends is None else ends
     sums = _rows(about.slots, about.n, about.sums)
-    return resolve_grouped(rows, w, limits, sums, device, replace(options, out_dtype=about.sums))
+    given = replace(options, out_dtype=about.sums)
+    plan = resolve_grouped(rows, w, limits, sums, device, given)
+    alone = _alone(about, plan.choice) if about.sorts and options.rung is None else None
+    if alone is None:
+        return plan
+    params = tuple(sorted(alone.params.items()))
+    named = replace(given, rung=alone.rung.name, params=params)
+    return resolve_grouped(rows, w, limits, sums, device, named)
+
+
+def _alone(about: Routed, choice: Choice) -> Choice | None:
+    """Return the choice of a rung that finds few rows itself, where that is the quicker.
+
+    None where it is this choice, or there is none.
+    """
+    machine, best = choice.machine, choice.expected_s
+    if about.slots > FEW_SLOTS or best is None or _finds_rows(about, choice):
+        return None
+    found = [c for c in suggestions(choice.call, machine) if _finds_rows(about, c)]
+    first = min(found, key=lambda one: one.expected_s or 0.0, default=None)
+    return first if first and (first.expected_s or 0.0) < best + SAVED_S else None
+
+
+def _finds_rows(about: Routed, choice: Choice) -> bool:
+    rung = choice.rung
+    if not isinstance(rung, CudaRung) or rung.routed is None:
+        return False
+    way = ByIndex("int32", about.gated, about.out)
+    return rung.routed(choice.problem, choice.params, choice.machine, way) is not None
 
 
 def _rows(count: int, columns: int, dtype: str) -> Form:

@@ -282,6 +282,34 @@ def test_products_that_find_few_rows_themselves(bits: Literal[4, 8, 16], other: 
 
 
 @needs_emulator
+@pytest.mark.parametrize(
+    ("tokens", "names"), [(16, ["routed_experts"]), (150, ["sort", "gather", "wgmma", "deliver"])]
+)
+def test_few_rows_go_to_what_finds_them_itself(tokens: int, names: list[str]) -> None:
+    """Where another product is quicker by less than the launches in front and behind."""
+    rng = np.random.default_rng(4)
+    w = rng.integers(-2, 3, (8, 256, 256)).astype(numpy_dtype("bfloat16"))
+    a = rng.integers(-2, 3, (tokens, 256)).astype(w.dtype)
+    indices = rng.integers(0, 8, (tokens, 2))
+
+    def multiply(device: Named) -> None:
+        put = gm.asarray(w.swapaxes(1, 2).copy(), device="cuda:1")
+        along = put.view(w.shape, (256 * 256, 1, 256))
+        held = [gm.asarray(one, device="cuda:1") for one in (a, indices)]
+        found = gm.grouped_matmul(held[0], along, indices=held[1])
+        launched = device.names
+        assert len(launched) == len(names)
+        assert all(part in one for part, one in zip(names, launched, strict=True))
+        wanted = looped(a, w, indices, None, gated=False)
+        result = gm.asarray(found, device="cpu").astype("f8")
+        np.testing.assert_allclose(result, wanted, rtol=2.0**-7)
+
+    with emulated(1, Named) as device:
+        assert isinstance(device, Named)
+        multiply(device)
+
+
+@needs_emulator
 def test_random_products_on_a_device() -> None:
     def judged() -> list[str]:
         trials = [random_grouped.draw(11, number, "cuda:1") for number in range(150)]

@@ -56,12 +56,11 @@ template <> struct Centred<__nv_bfloat16, 8> {
 // by one product of each pair, 2^126 times too small, of a float16 2^14 times; one exact product lifts them.
 template <class T> struct Small;
 template <> struct Small<__nv_bfloat16> {
-  __device__ static __forceinline__ u32 lifted(u32 bits, u32 up) { return ptx::fma_bf16x2(bits & 0x81c081c0, up, 0x80008000); }
-  // up: 2^126, and whatever a weight is times its code.
-  __device__ static __forceinline__ void of(u32 q, u32 (&out)[4], u32 up = 0x7e807e80) {
+  __device__ static __forceinline__ u32 lifted(u32 bits) { return ptx::fma_bf16x2(bits & 0x81c081c0, 0x7e807e80, 0x80008000); }
+  __device__ static __forceinline__ void of(u32 q, u32 (&out)[4]) {
     const u32 top = q >> 8;
-    out[0] = lifted((q & 0x000f000f) * 0x1040, up), out[1] = lifted((q & 0x00f000f0) * 0x0104, up);
-    out[2] = lifted((top & 0x000f000f) * 0x1040, up), out[3] = lifted((top & 0x00f000f0) * 0x0104, up);
+    out[0] = lifted((q & 0x000f000f) * 0x1040), out[1] = lifted((q & 0x00f000f0) * 0x0104);
+    out[2] = lifted((top & 0x000f000f) * 0x1040), out[3] = lifted((top & 0x00f000f0) * 0x0104);
   }
 };
 template <> struct Small<__half> {

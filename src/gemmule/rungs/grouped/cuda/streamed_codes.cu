@@ -17,10 +17,6 @@ __device__ __forceinline__ u32 ones(__nv_bfloat16) { return 0x3f803f80; }
 // in each of eight rows: what `ldmatrix` reads at a time lies in different banks.
 constexpr int WARPS = 8, ROWS = 32, LINE = 128, STAGE = ROWS * LINE, STAGES = 2 * STAGE;
 
-// Whether scales may come to weights as they are made.
-template <class T, class TS> struct Folds { enum : bool { is = false }; };
-template <> struct Folds<__nv_bfloat16, e8m0> { enum : bool { is = true }; };
-
 template <class TS> __device__ __forceinline__ TS no_scale() {   // of columns that there are not
   if constexpr (Float4<TS>::is || Float8<TS>::is) return TS(0);
   else return narrow<TS, float>(0.f);
@@ -128,47 +124,6 @@ __device__ __forceinline__ void multiply(float (&sum)[2][NT][4], Words (&xs)[BLO
   }
 }
 
-// The same of MXFP4 beside bfloat16, where no scale of the warp's turn is above 2: what lifts the bits of a code has its scale
-// with it, so that one product makes the weight, exactly, and sums run on over groups. up: that of rows 8 r + g and the
-// lane's two blocks, in pairs.
-template <int NT>
-__device__ __forceinline__ void multiply_scaled(float (&sum)[2][NT][4], Words (&xs)[8][NT], const __nv_bfloat16* const (&x)[NT], int start,
-                                                int k, int tiles, u32 from, const u32 (&up)[4][2]) {
-  typedef __nv_bfloat16 T;
-  constexpr int AHEAD = ahead(NT);
-#pragma unroll
-  for (int b = 0; b < 8; ++b) {
-    if (b + AHEAD < 8) bring<4, true>(xs[b + AHEAD], x, start + 32 * (b + AHEAD), k);
-    u32 of_x[NT][4], words[4], scale[4];   // of rows 8 r + g
-#pragma unroll
-    for (int c = 0; c < NT; ++c)
-#pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-        const u32 one = xs[b][c][i / 2], other = xs[b][c][i / 2 + 2];
-        of_x[c][i] = __byte_perm(one, other, 0x5410), of_x[c][i + 1] = __byte_perm(one, other, 0x7632);
-      }
-    ptx::ldmatrix_x4(words, from + ((b ^ threadIdx.x % 8) << 4));
-#pragma unroll
-    for (int r = 0; r < 4; ++r) scale[r] = __shfl_sync(~0u, up[r][b % 2], (threadIdx.x & 28) | b / 2);
-#pragma unroll
-    for (int f = 0; f < 2; ++f) {
-      u32 tile[2][4];   // of rows 16 f + g and those 8 below
-#pragma unroll
-      for (int hi = 0; hi < 2; ++hi) Small<T>::of(words[2 * f + hi], tile[hi], scale[2 * f + hi]);
-#pragma unroll
-      for (int s = 0; s < 4; s += 2) {
-        const u32 a[4] = {tile[0][s], tile[1][s], tile[0][s + 1], tile[1][s + 1]};
-#pragma unroll
-        for (int c = 0; c < NT; ++c) {
-          if (c && c >= tiles) break;
-          const u32 both[2] = {of_x[c][s], of_x[c][s + 1]};
-          mma(sum[f][c], a, both, T());
-        }
-      }
-    }
-  }
-}
-
 // Each warp has two stages of its own: codes of the next turn, and the scales in registers, are on their way while one is
 // multiplied. Nothing of a turn waits for memory but the tokens, which the L1 holds, two blocks of 32 codes ahead. A third
 // stage leaves it less room, and takes longer.
@@ -258,13 +213,11 @@ __device__ __forceinline__ void stream_codes(const QuantArgs& p, const Ends& end
       ptx::cp_async_wait<0>();
       __syncwarp();   // the stage is there for all lanes, and nobody reads the other one any more
       float scale[4][EACH], less[ZEROS ? 4 : 1][EACH];   // of what is multiplied, which is LIFT times less
-      TS now_scale[Folds<T, TS>::is ? 4 : 1][EACH];
 #pragma unroll
       for (int i = 0; i < EACH; ++i)
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           scale[r][i] = wide<float>(soon[r][i]) * Codes::LIFT;
-          if constexpr (Folds<T, TS>::is) now_scale[r][i] = soon[r][i];
           if constexpr (ZEROS) less[r][i] = less_soon[r][i] * (1 / Codes::LIFT);
         }
       const u32 held = own + stage + lane * LINE;
@@ -273,17 +226,6 @@ __device__ __forceinline__ void stream_codes(const QuantArgs& p, const Ends& end
       if (next == turns && item + 1 < end) go_to(item + 1), next = 0;
       if (next < turns) ask(next);
       constexpr int SPAN = Float4<TS>::is ? 1 : 4;   // in blocks, of whole turns
-      if constexpr (Folds<T, TS>::is) {
-        u32 up[4][EACH], most = 0;
-#pragma unroll
-        for (int i = 0; i < EACH; ++i)
-#pragma unroll
-          for (int r = 0; r < 4; ++r) up[r][i] = (now_scale[r][i].bits + 126) * 0x800080, most = max(most, (u32)now_scale[r][i].bits);
-        if (start + DEPTH <= k && !__any_sync(~0u, most > 128)) {
-          multiply_scaled<NT>(sum, xs, x, start, k, tiles, held, up);
-          continue;
-        }
-      }
       if (size % SPAN == 0 && start + DEPTH <= k) multiply<T, TS, BITS, ZEROS, NT, SPAN, true>(sum, xs, x, start, k, tiles, held, scale, less);
       else multiply<T, TS, BITS, ZEROS, NT, 1, false>(sum, xs, x, start, k, tiles, held, scale, less);
     }
