@@ -1,12 +1,13 @@
-"""Fit the shipped time models again to what was measured of a device, and tell what they are worth.
+"""Fit the shipped time models again to what was measured of their devices, and tell their worth.
 
     PYTHONPATH=src python tools/refit.py [--write] [rung …]
 
 Rungs as in ``matmul/cublas``, or the beginnings of their names; by default all. Printed is what
 choices lose against the quickest way measured, on products that the model was not fitted to (each
-quarter in turn), by the shipped coefficients and by the fitted ones, and the worst products. With
-``--write`` the shipped file gets the coefficients fitted to all of them, and the errors found.
-Needs no GPU: the sample is ``evidence/<device>/measured_*.jsonl.xz`` of all the model's devices.
+quarter in turn), by the shipped coefficients and by the fitted ones, as plans choose, with the
+worst products; and of each product of a bar what a plan takes, and what would be quicker. With
+``--write`` the shipped files get the coefficients fitted to all of them, and the errors found.
+Needs no GPU: the sample is ``evidence/<device>/measured_*.jsonl.xz`` of each model's device.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ import argparse
 import json
 import lzma
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from gemmule.choose import known_best
+from gemmule.core.canonical import Call
+from gemmule.core.choice import Choice
 from gemmule.core.device_model import DeviceModel
+from gemmule.core.operand import View
 from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import Machine
@@ -31,35 +38,34 @@ from gemmule.tuning.fit import Timed
 
 ROOT = Path(__file__).parents[1]
 WORST = 10
-# Bytes a second that reads reach on the devices measured, as the terms count with it.
-READ = {"nvidia-h100-80gb-hbm3": 3.19e12, "nvidia-h200": 4.70e12}
-# Their kernels have changed since the sample was taken.
-CHANGED = ("grouped/streamed_codes", "grouped/wgmma_codes")
+NAMED = "named"  # what the products of bars are marked with: always fitted to, judged apart
+# Kernels of two have changed since the sample was taken; the third was given bytes that are no
+# numbers, for which it has a slow way.
+UNSOUND = ("grouped/streamed_codes", "grouped/wgmma_codes", "matmul/complex_parts")
 
 
-def sample(path: Path, on: Machine | None = None) -> list[Timed]:
-    """Return what a file tells: every way of every product, by the median of its times."""
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """What was measured of a device: of random products, and of those of bars."""
+
+    drawn: list[Timed]
+    named: list[Timed]
+
+
+def sample(folder: Path) -> Sample:
+    """Return what a folder tells: every way of every product, by the median of its times."""
     rungs = {f"{rung.folder}/{rung.name}": rung for rung in all_rungs("cuda")}
-    rungs = {name: rung for name, rung in rungs.items() if name not in CHANGED}
-    found = []
-    with lzma.open(path, "rt", encoding="utf-8") as rows:
-        for row in map(json.loads, rows):
-            problem = decode(Problem, row["problem"], "a problem")
-            for way in row["ways"]:
-                if way["rung"] in rungs and way["seconds"]:
-                    seconds = statistics.median(way["seconds"])
-                    found.append(Timed(problem, rungs[way["rung"]], way["params"], seconds, on))
-    return found
-
-
-def samples(model: DeviceModel, names: Sequence[str]) -> dict[str, list[Timed]]:
-    """Return what was measured of the devices that a model is for, by their folders."""
-    found: dict[str, list[Timed]] = {}
-    for path in sorted(ROOT.glob("evidence/*/measured_*.jsonl.xz")):
-        folder = path.parent.name
-        if folder.startswith(tuple(map(slug, names))):
-            on = replace(machine_of(model), read_bytes_per_s=READ[folder])
-            found.setdefault(folder, []).extend(sample(path, on))
+    rungs = {name: rung for name, rung in rungs.items() if name not in UNSOUND}
+    found = Sample([], [])
+    for path in sorted(folder.glob("measured_*.jsonl.xz")):
+        with lzma.open(path, "rt", encoding="utf-8") as rows:
+            for row in map(json.loads, rows):
+                problem = decode(Problem, row["problem"], "a problem")
+                into = found.named if row.get("drawn") == NAMED else found.drawn
+                for way in row["ways"]:
+                    if way["rung"] in rungs and way["seconds"]:
+                        seconds = statistics.median(way["seconds"])
+                        into.append(Timed(problem, rungs[way["rung"]], way["params"], seconds))
     return found
 
 
@@ -81,50 +87,90 @@ def kind_of(problem: Problem) -> str:
     )
 
 
-def refitted(machine: Machine, rows: Sequence[Timed], names: Sequence[str]) -> DeviceModel:
-    """Return the machine's model with the coefficients of the named rungs fitted to rows."""
-    model = models.of(machine)
-    owners = {row.rung.counts_with for row in rows if row.name.startswith(tuple(names or [""]))}
-    chosen = [row for row in rows if row.rung.counts_with in owners]  # all that share them
+def refitted(
+    machine: Machine, rows: Sequence[Timed], named: Sequence[Timed], names: Sequence[str]
+) -> DeviceModel:
+    """Return the machine's model with the coefficients of the named rungs fitted to all rows."""
+    model, every = models.of(machine), [*rows, *named]
+    owners = {row.rung.counts_with for row in every if row.name.startswith(tuple(names or [""]))}
+    chosen = [row for row in every if row.rung.counts_with in owners]  # all that share them
     return fit.fitted(replace(machine, model=None), model, chosen)
 
 
-Priced = list[tuple[Timed, float]]
+Priced = dict[Timed, float]
 
 
-def priced(machine: Machine, rows: Sequence[Timed], names: Sequence[str]) -> tuple[Priced, Priced]:
-    """Return what shipped coefficients expect of each way, and those fitted to other products."""
-    shipped, fresh = [], []
-    for fold in range(fit.HELD_OUT):
-        known, held = fit.held_out(rows, fold)
-        model = refitted(machine, known, names)
-        shipped += [(row, fit.modelled(machine, models.of(machine), row)) for row in held]
-        fresh += [(row, fit.modelled(machine, model, row)) for row in held]
+def priced(machine: Machine, rows: Sample, names: Sequence[str]) -> tuple[Priced, Priced]:
+    """Return what shipped coefficients expect of what plans compare, and what others do.
+
+    The others: of drawn products those fitted to the rest, of named ones those fitted to all.
+    """
+    model, shipped, fresh = models.of(machine), {}, {}
+    folds = [(*fit.held_out(rows.drawn, fold), rows.named) for fold in range(fit.HELD_OUT)]
+    for known, held, named in [*folds, (rows.drawn, rows.named, rows.named)]:
+        other = refitted(machine, known, named, names)
+        for row in fit.compared(machine, held):
+            shipped[row] = fit.modelled(machine, model, row)
+            fresh[row] = fit.modelled(machine, other, row)
     return shipped, fresh
 
 
-def told(some: Priced) -> Iterable[str]:
-    """Yield what choices lose, by class, and the worst of them."""
-    price = dict(some).__getitem__
-    by_kind: dict[str, list[Timed]] = {}
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """What a plan takes of the ways of a product, and the quickest of them all."""
+
+    way: Timed
+    best: Timed
+
+    @property
+    def lost(self) -> float:
+        """By which share it takes longer."""
+        return self.way.seconds / self.best.seconds - 1
+
+    def words(self, price: Priced) -> str:
+        """Return it for people."""
+        told = f"{self.lost:6.0%} {self.way.problem.describe()}: {_words(self.way, price)}"
+        return told if self.lost == 0 else f"{told}; best {_words(self.best, price)}"
+
+
+def _words(way: Timed, price: Priced) -> str:
+    expected = f"expected {price[way] * 1e6:.1f} us" if way in price else "never compared"
+    params = ", ".join(map(str, way.params.values()))
+    return f"{way.name}({params}) took {way.seconds * 1e6:.1f} us, {expected}"
+
+
+def taken(machine: Machine, rows: Iterable[Timed], price: Priced) -> Iterator[Taken]:
+    """Yield what plans take of each product that was measured several ways."""
     by_problem: dict[Problem, list[Timed]] = {}
-    for row, expected in some:
-        if expected > 0:
-            by_kind.setdefault(kind_of(row.problem), []).append(row)
-            by_problem.setdefault(row.problem, []).append(row)
-    for kind, mine in sorted(by_kind.items()):
-        yield f"  {kind:18} {fit.loss(mine, price).words()}"
-    every = (row for mine in by_kind.values() for row in mine)
-    yield f"  {'all':18} {fit.loss(every, price).words()}"
-    lost = []
-    for ways in by_problem.values():
-        one, best = min(ways, key=price), min(ways, key=lambda row: row.seconds)
-        words = (
-            f"{w.name} {price(w) * 1e6:.1f} us, took {w.seconds * 1e6:.1f}" for w in (one, best)
-        )
-        lost.append((one.seconds / best.seconds, one.problem.describe(), "; best ".join(words)))
-    for times, product, both in sorted(lost, reverse=True)[:WORST]:
-        yield f"  {times:.2f} {product}: {both}"
+    for row in rows:
+        by_problem.setdefault(row.problem, []).append(row)
+    for problem, ways in by_problem.items():
+        quickest: dict[str, Timed] = {}
+        for way in sorted((one for one in ways if one in price), key=price.__getitem__):
+            quickest.setdefault(way.name, way)
+        if not quickest or len(ways) == 1:
+            continue
+        nothing = View((), ())
+        call = Call(problem.op, problem, nothing, nothing, nothing, ())
+        ranked = [
+            Choice(call, problem, way.rung, way.params, machine, "", price[way])
+            for way in quickest.values()
+        ]
+        name = known_best(ranked, machine).rung.name
+        way = next(one for one in quickest.values() if one.rung.name == name)
+        yield Taken(way, min(ways, key=lambda one: one.seconds))
+
+
+def told(found: Sequence[Taken], price: Priced) -> Iterator[str]:
+    """Yield what choices lose, by class, and the worst of them."""
+    by_kind: dict[str, list[float]] = {}
+    for one in found:
+        by_kind.setdefault(kind_of(one.way.problem), []).append(one.lost)
+    for kind, lost in [*sorted(by_kind.items()), ("all", [one.lost for one in found])]:
+        loss = fit.Loss(len(lost), float(np.mean(lost)), float(np.quantile(lost, 0.99)))
+        yield f"  {kind:18} {loss.words()}"
+    for one in sorted(found, key=lambda one: one.lost, reverse=True)[:WORST]:
+        yield one.words(price)
 
 
 def text_of(model: DeviceModel, before: str) -> str:
@@ -141,41 +187,42 @@ def text_of(model: DeviceModel, before: str) -> str:
     return "{\n" + ",\n".join(f'"{name}":{one}' for name, one in plain.items()) + "\n}\n"
 
 
+def rewritten(machine: Machine, rows: Sample, price: Priced, names: Sequence[str]) -> Path:
+    """Write a machine's shipped file anew, fitted to all rows, with the errors of these prices."""
+    found = fit.errors((row for row in rows.drawn if row in price), price.__getitem__)
+    chosen = tuple(names or [""])
+    errors = {name: round(one, 3) for name, one in found.items() if name.startswith(chosen)}
+    made = refitted(machine, rows.drawn, rows.named, names)
+    made = replace(made, errors={**made.errors, **errors})
+    file = models.SHIPPED / f"{slug(machine.name)}.json"
+    file.write_text(text_of(made, file.read_text(encoding="utf-8")), encoding="utf-8")
+    return file
+
+
 def main() -> None:
-    """Judge every shipped model that a sample is on record of."""
+    """Judge every shipped model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rungs", nargs="*")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    for model, names in models.shipped():
-        machine, by_device = machine_of(model), samples(model, names)
-        rows = [row for some in by_device.values() for row in some]
+    for model, _ in models.shipped():
+        machine, rows = machine_of(model), sample(ROOT / "evidence" / slug(model.device))
         before, after = priced(machine, rows, given.rungs)
-        for folder, some in by_device.items():
-            print(f"{folder}: {fit.problems_of(some)} products, {len(some)} ways")
-            for words, prices in (
-                ("shipped, which some of these were fitted to:", before),
-                ("fitted to the others:", after),
-            ):
-                known = dict(prices)
-                print(words, *told([(row, known[row]) for row in some]), sep="\n")
+        ways = len(rows.drawn) + len(rows.named)
+        print(
+            f"{model.device}: {fit.problems_of([*rows.drawn, *rows.named])} products, {ways} ways"
+        )
+        for words, price in (
+            ("shipped, which most of these were fitted to:", before),
+            ("fitted to the others:", after),
+        ):
+            print(words, *told(list(taken(machine, rows.drawn, price)), price), sep="\n")
+            if rows.named:
+                print("products of bars, shortest loss last:")
+                some = sorted(taken(machine, rows.named, price), key=lambda one: -one.lost)
+                print(*(one.words(price) for one in some), sep="\n")
         if given.write:
-            known = dict(after)
-            errors = fit.errors(known, known.__getitem__)
-            made = replace(
-                refitted(machine, rows, given.rungs),
-                errors={
-                    **model.errors,
-                    **{
-                        name: round(one, 3)
-                        for name, one in errors.items()
-                        if not given.rungs or name.startswith(tuple(given.rungs))
-                    },
-                },
-            )
-            file = models.SHIPPED / f"{slug(model.device)}.json"
-            file.write_text(text_of(made, file.read_text(encoding="utf-8")), encoding="utf-8")
-            print("wrote", file)
+            print("wrote", rewritten(machine, rows, after, given.rungs))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,6 @@ from gemmule.storage import tuned as tuned_store
 
 # A rung that rounds weights is taken only where it saves more than a twentieth.
 WORTH_ROUNDING = 1.05
-# From where on expected times tell which of two is quicker, whose errors are theirs: on an H100, of
-# products that its model was not fitted to, 34 of 39 so chosen were quicker than cuBLAS, by 1.55 in
-# the geometric mean (November 2026); choices from 1.1 on lost as much, and were slower more often.
-TELLING = 1.3
 # By what is not measured, BLAS is expected to be up to 2.7 times as quick at shapes where it takes
 # twice as long, as 100000 x 16 (x A, Xeon with AMX, 2026-11), and 5.5 times at 100000 x 4, where it
 # takes half.
@@ -71,50 +67,53 @@ def choose(
     ranked = [choice for choice in ranked if not (scaled and isinstance(choice.rung, LibraryRung))]
     if not ranked:
         return _simplest(call, machine)
-    best = _known_best(ranked, machine)
+    best = known_best(ranked, machine)
     other = next((c for c in ranked if c.rung is not best.rung), None)
     runner_up = "" if other is None else _in_words(other)
     return replace(best, runner_up=runner_up)
 
 
-def _known_best(ranked: list[Choice], machine: Machine) -> Choice:
+def known_best(ranked: list[Choice], machine: Machine) -> Choice:
     """Return the vendor's choice, or one measured here to be faster; without a vendor the first.
 
     A heuristic may be wrong on a machine it has never seen; the vendor's library is what the user
     would have without us. Only a measurement there speaks for another rung: of this product, which
-    `choose` looks up before, or of one like it; or that the vendor's threads wait for each other.
+    `choose` looks up before, or of one like it; a model that was fitted to such, by as much; or
+    that the vendor's threads wait for each other.
     """
     vendor = next((choice for choice in ranked if choice.rung.vendor), None)
     if vendor is None:
         return _exact_if_near(ranked)
+    ours = [choice for choice in ranked if choice is not vendor]
     if vendor.rung.waits(vendor.problem, machine):
         limit = WORTH_WAITING * (vendor.expected_s or 0.0)
-        own = next((c for c in ranked if c is not vendor and (c.expected_s or 0.0) <= limit), None)
+        own = next((choice for choice in ours if (choice.expected_s or 0.0) <= limit), None)
         if own is not None:
             return replace(own, reason=NOT_WAITING)
-    faster = margins.faster(machine, vendor.problem)
-    for choice in ranked:
-        margin = faster.get((choice.rung.folder, choice.rung.name))
-        if margin is not None:
-            return replace(choice, reason=margin.words())
-    return _modelled_best(ranked, vendor, machine) or vendor
-
-
-def _modelled_best(ranked: list[Choice], vendor: Choice, machine: Machine) -> Choice | None:
-    """Return the first where a model fitted on this device tells it from the vendor's.
-
-    Only where no margins were recorded on such a device; by tf32 the vendor's is not fitted.
-    """
-    own = next((choice for choice in ranked if choice is not vendor), None)
-    if own is None or machine.backend == "cpu" or vendor.problem.precision == "tf32":
-        return None
-    if margins.known(machine.name) or not models.of(machine).errors:
-        return None
-    ratio = (vendor.expected_s or 0.0) / (own.expected_s or math.inf)
-    if ratio < TELLING:
-        return None
+    near = margins.near(machine, vendor.problem)
+    first = ours[0] if ours and _is_fitted(ours[0], machine) else None
+    for choice in ours:
+        margin = near.get(_name(choice))
+        if margin is not None and margin.ratio >= margins.ENOUGH:
+            if first is None or first is choice:
+                return replace(choice, reason=margin.words())
+            reason = f"expected to be quicker than {choice.rung.name}, which is {margin.words()}"
+            return replace(first, reason=reason)
+    if first is None or _name(first) in near:
+        return vendor
+    ratio = (vendor.expected_s or 0.0) / (first.expected_s or math.inf)
     reason = f"a model of this device expects {ratio:.1f} x the vendor's library"
-    return replace(own, reason=reason)
+    return replace(first, reason=reason) if ratio >= margins.ENOUGH else vendor
+
+
+def _name(choice: Choice) -> tuple[str, str]:
+    return choice.rung.folder, choice.rung.name
+
+
+def _is_fitted(choice: Choice, machine: Machine) -> bool:
+    """Tell whether the rung's times were measured on such a device; not so the vendor's by tf32."""
+    known = machine.backend == "cuda" and choice.problem.precision != "tf32"
+    return known and models.error(machine, "/".join(_name(choice))) is not None
 
 
 def _exact_if_near(ranked: list[Choice]) -> Choice:
@@ -338,20 +337,27 @@ def _simplest(
 
 
 def scaled_choice(
-    call: Call, machine: Machine, options: Options, kernels: tuple[bool, ...]
+    call: Call,
+    machine: Machine,
+    options: Options,
+    kernels: tuple[bool, ...],
+    function: str | None = None,
 ) -> Choice | None:
     """Choose for a product whose kernel applies scales; None where no proved rung does.
 
     call.problem: of the operands' dtypes and the scaled result's. kernels: rungs of which
-    `by_blocks` serve. ValueError where the named rung takes no such scales, or operands.
+    `by_blocks` serve. function: of an epilogue that it applies as well, as in `finished_choice`.
+    ValueError where the named rung takes no such scales, or operands.
     """
     taken = [
         one
         for one in _kernels(call, machine)
-        if one.by_blocks in kernels and not one.refusal_scaled(call.problem)
+        if one.by_blocks in kernels
+        and not (one.refusal_scaled if function is None else one.refusal_finished)(call.problem)
     ]
-    best = _best_of(taken, call, machine, evidence.SCALED, (options.rung, options.params))
-    if options.rung is not None and best is None:
+    end = evidence.SCALED + ("" if function is None else evidence.FINISHED[function])
+    best = _best_of(taken, call, machine, end, (options.rung, options.params))
+    if options.rung is not None and best is None and function is None:
         raise ValueError(
             f"rung {options.rung} computes no scaled product {call.problem.describe()}."
         )
@@ -365,7 +371,8 @@ def finished_choice(
 
     function: what of `gemmule.core.epilogue.FUNCTIONS` it is compiled for.
     """
-    taken = [one for one in _kernels(call, machine) if not one.refusal_finished(call.problem)]
+    every = [one for one in _kernels(call, machine) if not one.scaled]
+    taken = [one for one in every if not one.refusal_finished(call.problem)]
     return _best_of(taken, call, machine, evidence.FINISHED[function], (rung, params))
 
 

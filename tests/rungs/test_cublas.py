@@ -159,7 +159,7 @@ class NotedScalars(FakeCublas):
 
 @pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("workspace", [0, 512])
+@pytest.mark.parametrize("workspace", [0, 500])
 def test_other_scalars_meet_whole_sums(dtype: str, workspace: int) -> None:
     """By a pass over the result: infinities, and old values, come through as sums first have it."""
     a, b, c = (whole(shape, dtype) for shape in ((5, 7), (7, 3), (5, 3)))
@@ -406,26 +406,43 @@ def test_plans_choose_it_until_another_is_known_to_be_faster(fake: FakeCublas, k
         assert chosen(4096, 4096, 4096)[0] != "cublas"
 
 
-def test_a_model_of_the_device_tells_where_no_margins_were_recorded(
+def test_a_model_of_the_device_tells_where_no_margin_of_the_rung_was_recorded(
     fake: FakeCublas, known: Any
 ) -> None:
     machine = CudaBackend().machine("cuda:0")
     forget_plans()
     assert chosen(4096, 4, 4096)[0] == "cublas"  # by a model of another device nothing is told
     names = {"device": machine.name, "arch": machine.arch, "units": machine.units}
-    own = replace(models.of(machine), errors={"matmul/few_columns": 0.2}, **names)
-    library = own.numbers["matmul/cublas"]
-    for times, is_ours in ((1.0, True), (0.2, False)):
-        told = {name: n * times for name, n in library.items()}
-        models.save(replace(own, numbers={**own.numbers, "matmul/cublas": told}))
+    few = ("few_columns", "few_columns_unpacked")
+    errors = {f"matmul/{name}": 0.2 for name in few}
+    own = replace(models.of(machine), errors=errors, **names)
+
+    def count_with(rung: str, times: float) -> None:
+        told = {name: n * times for name, n in own.numbers[rung].items()}
+        models.save(replace(own, numbers={**own.numbers, rung: told}))
         forget_plans()
+
+    for times, is_ours in ((1.0, True), (0.2, False)):
+        count_with("matmul/cublas", times)
         name, reason = chosen(4096, 4, 4096)
-        assert (name != "cublas") == is_ours
+        assert (name in few) == is_ours
+        assert (name == "cublas") != is_ours
         assert ("a model of this device expects" in reason) == is_ours
-    models.save(own)
+    for first, other in (few, few[::-1]):
+        count_with(f"matmul/{first}", 0.5)
+        assert chosen(4096, 4, 4096)[0] == first
+        assert chosen(4096, 4, 4096, "tf32")[0] == "cublas"
+        known(margin(first, ratio=1.09))  # what was recorded of the rung goes before
+        assert chosen(4096, 4, 4096)[0] == "cublas"
+        known(margin(other))  # and what is expected to be quicker than that, before that
+        name, reason = chosen(4096, 4, 4096)
+        assert name == first
+        assert reason.startswith(f"expected to be quicker than {other}, which is 1.50 x")
+        known(margin(first), margin(other))
+        assert chosen(4096, 4, 4096)[1].startswith("1.50 x the vendor's library")
+        known()
+    models.save(replace(own, errors={}))
     forget_plans()
-    assert chosen(4096, 4, 4096, "tf32")[0] == "cublas"
-    known(margin(ratio=1.09))  # what was recorded goes before
     assert chosen(4096, 4, 4096)[0] == "cublas"
     forget_plans()
 

@@ -132,9 +132,17 @@ def test_a_device_counts_with_its_own_model_as_it_is() -> None:
 
 
 def test_a_device_like_that_of_a_model_has_its_numbers_and_no_errors() -> None:
-    found = models.of(replace(CARD, name="NVIDIA H200", clock_hz=1.0e9))
+    found = models.of(replace(CARD, name="NVIDIA H100 PCIe", clock_hz=1.0e9))
     assert found.numbers is SHIPPED.numbers
     assert found.errors == {}
+
+
+def test_every_card_that_was_measured_has_a_model_of_its_own() -> None:
+    for model, names in models.shipped():
+        assert set(model.numbers) == set(SHIPPED.numbers)
+        assert model.errors
+        assert models.of(replace(CARD, name=model.device)) is model
+        assert [one for _, one in models.shipped() if model.device.startswith(one)] == [names]
 
 
 def test_times_add_up_what_waits_alone_and_the_longest_of_what_overlaps() -> None:

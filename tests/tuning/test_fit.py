@@ -22,7 +22,7 @@ from gemmule.tuning import fit, sample
 from gemmule.tuning.fit import Timed
 
 MACHINE = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.5e12, 50 << 20, 227 << 10, 1.8e-6)
-SHIPPED = models.shipped()[0][0]
+SHIPPED = models.of(MACHINE)
 RUNGS = [r for r in all_rungs("cuda", ("matvec", "vecmat")) if r.seconds is not None]
 
 
@@ -75,6 +75,15 @@ def test_a_fit_recovers_the_choices_of_a_made_up_device(seed: int) -> None:
     assert all(0 <= error < 0.6 for error in found.errors.values())  # of a few not fitted
     assert np.median(list(found.errors.values())) < 0.1
     assert models.fault(found.model) == ""
+
+
+def test_known_coefficients_stay_where_a_fit_chooses_no_better() -> None:
+    truth = shaken(1)
+    known = replace(MACHINE, model=truth)
+    found = fit.judged(known, rows_on(truth, 60, 1, noise=0.4))
+    assert found.model.numbers == truth.numbers
+    assert found.after == found.before
+    assert found.errors
 
 
 def test_coefficients_that_the_sample_does_not_move_stay() -> None:
@@ -135,6 +144,24 @@ def test_loss_is_what_the_choice_takes_over_the_best() -> None:
     wrong = {rows[0].name: 9.0, rows[1].name: 2.0}
     lost = fit.loss(rows, lambda row: wrong[row.name])
     assert (lost.products, lost.mean) == (1, pytest.approx(0.5))
+    never = fit.loss(rows, {rows[0]: math.nan, rows[1]: 2.0}.__getitem__)
+    assert never.mean == pytest.approx(0.5)  # the best counts, whether or not it may be chosen
+
+
+def test_what_plans_never_compare_bends_no_coefficient() -> None:
+    rung = next(r for r in all_rungs("cuda") if r.name == "even_rows")
+    problems = [Problem("matvec", 1 << (5 + i), 4096) for i in range(14)]
+    rows = [
+        Timed(p, rung, params, 1e-5 * (100 if p.m > 1 << 11 else 1))
+        for p in problems
+        for params in rung.space(p)
+    ]
+    near = fit.compared(MACHINE, rows)
+    assert {row.problem.m <= 1 << 11 for row in near} == {True}
+    assert 0 < len(near) < len(rows)
+    assert fit.fitted(MACHINE, SHIPPED, rows).numbers == fit.fitted(MACHINE, SHIPPED, near).numbers
+    both = [replace(r.rung, choices=None) for r in near[:1]]
+    assert fit.compared(MACHINE, [replace(row, rung=both[0]) for row in rows[-1:]])
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
@@ -166,6 +193,8 @@ def quiet(what: str, done: int, total: int) -> None:
 def test_a_sample_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = sample.Sampler("cpu", seed=2)
     problems = [p for p in sampler.drawn(12) if p.quant is None and p.op == "matvec"][:2]
+    sampler.measure(problems, quiet, longest_s=0.0)
+    assert sampler.rows == []
     sampler.measure(problems, quiet)
     assert sampler.timed()
     again = sample.Sampler("cpu", seed=2)

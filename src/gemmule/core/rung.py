@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -123,10 +123,10 @@ class Step:
 class ByIndex:
     """A grouped product that finds its rows by indices of a dtype; gated: it gives silu(gate) up.
 
-    out: the dtype of the result.
+    index: None where rows are sorted, and it is gated. out: the dtype of the result.
     """
 
-    index: str
+    index: str | None
     gated: bool
     out: str
 
@@ -179,7 +179,8 @@ class Rung:
     library that users have anyway: the choice, unless another was tuned; but not where it `waits`:
     where each product waits for threads of a team, also for one that the system does not run.
     `seconds`, `terms`: how long it takes, and the terms by which that grows, with the coefficients
-    of `counts_with` in a device's model. How a rung runs is told by `CpuRung`, `CudaRung` and
+    of `counts_with` in a device's model. `choices`: the parameters that are compared for a
+    problem. How a rung runs is told by `CpuRung`, `CudaRung` and
     `LibraryRung`.
     """
 
@@ -204,6 +205,7 @@ class Rung:
     seconds: Callable[[Problem, Params, Machine], float] | None = None
     terms: Callable[[Problem, Params, Machine], Terms] | None = None
     counts_with: str = ""
+    choices: Callable[[Problem, Machine], Iterable[Params]] | None = None
     by_name_only: bool = False
     precision: str = ""
     vendor: bool = False
@@ -332,7 +334,8 @@ class CudaRung(Rung):
     (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
     (`_cuda/scales.cuh`); `by_blocks`: scales of A's rows, or 128 of them, by 128 steps of the sum,
-    and of B's 128 columns by those. `finished`: those with EPILOGUE (`_cuda/epilogue.cuh`).
+    and of B's 128 columns by those. `finished`: those with EPILOGUE (`_cuda/epilogue.cuh`), with
+    SCALES as well where the rung scales.
     `routed`: the launch of a grouped product of few rows that nobody sorted
     (`_cuda/few_rows.cuh`), or None where there is none.
     """
@@ -373,7 +376,7 @@ class CudaRung(Rung):
         """Return why the rung does not take `problem` with an epilogue on this machine, or None."""
         if (problem.a, problem.b, problem.out) not in self.finished:
             return f"it finishes no {problem.a} x {problem.b} -> {problem.out}"
-        return self.refusal(problem)
+        return self.refusal_scaled(problem) if self.scaled else self.refusal(problem)
 
     def unscaled(self, problem: Problem) -> str:
         """Return the dtype of the result of which `problem` is scaled: that of a plain product."""

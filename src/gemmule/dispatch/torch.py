@@ -125,9 +125,10 @@ def bound_call(
             end = result + out_bytes
             if result & mask or not result or (result < low + low_bytes and low < end):
                 return None
-            taken = ((right, right + x_bytes), *(() if kind is None else held.parts))
-            if any(at < end and result < to for at, to in taken):
+            if right < end and result < right + x_bytes:
                 return None  # out may overlap an operand
+            if kind is not None and any(at < end and result < to for at, to in held.parts):
+                return None
             written([out])
         if exchanged:
             left, right = right, left

@@ -78,20 +78,19 @@ class Margin:
         return f"{self.ratio:.2f} x the vendor's library at {sizes} on this device, {self.date}"
 
 
-def faster(machine: Machine, problem: Problem) -> dict[tuple[str, str], Margin]:
-    """Return the rungs, (folder, name), known to be faster than the vendor's at such a product."""
+def near(machine: Machine, problem: Problem) -> dict[tuple[str, str], Margin]:
+    """Return by (folder, name) what was measured of a rung beside the vendor's, nearest."""
     if problem.precision == "tf32":  # with which the vendor's is faster
         return {}
     kind = (machine.arch, problem.a, problem.b, problem.out, problem.layout_a, problem.layout_b)
-    near = known(machine.name).get(kind, ())
     found: dict[tuple[str, str], Margin] = {}
-    for margin in near:
+    for margin in known(machine.name).get(kind, ()):
         if not margin.is_near(problem):
             continue
         name = (margin.folder, margin.rung)
         if name not in found or _spread(margin, problem) < _spread(found[name], problem):
             found[name] = margin
-    return {name: margin for name, margin in found.items() if margin.ratio >= ENOUGH}
+    return found
 
 
 def _spread(margin: Margin, problem: Problem) -> float:

@@ -69,6 +69,11 @@ def shipped() -> tuple[tuple[DeviceModel, tuple[str, ...]], ...]:
     return tuple(found)
 
 
+def read_ceiling(name: str) -> float | None:
+    """Return the read rate that the model of a device of this name was fitted with, or None."""
+    return next((one.read_bytes_per_s for one, _ in shipped() if one.device == name), None)
+
+
 def _nearest(
     name: str, arch: str, units: int, read_bytes_per_s: float, clock_hz: float
 ) -> DeviceModel:

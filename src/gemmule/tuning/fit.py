@@ -42,16 +42,12 @@ PULL_OF_RATES = 0.1  # they were measured one by one: stronger
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """One measurement: how long a product takes by a rung with its parameters.
-
-    on: the device, where that is another than what a model is fitted for.
-    """
+    """One measurement: how long a product takes by a rung with its parameters."""
 
     problem: Problem
     rung: Rung
     params: Params
     seconds: float
-    on: Machine | None = None
 
     @property
     def name(self) -> str:
@@ -122,18 +118,31 @@ def modelled(machine: Machine, model: DeviceModel, row: Timed) -> float:
     """Return how long the model says that a measured product takes."""
     if row.rung.seconds is None:
         return math.nan
-    return row.rung.seconds(row.problem, row.params, replace(row.on or machine, model=model))
+    return row.rung.seconds(row.problem, row.params, replace(machine, model=model))
+
+
+def compared(machine: Machine, rows: Iterable[Timed]) -> list[Timed]:
+    """Return the rows whose parameters plans compare: others are measured, and never chosen."""
+    known: dict[tuple[str, Problem], list[Params]] = {}
+    found = []
+    for row in rows:
+        choices, key = row.rung.choices, (row.name, row.problem)
+        if choices is not None and key not in known:
+            known[key] = list(choices(row.problem, machine))
+        if choices is None or row.params in known[key]:
+            found.append(row)
+    return found
 
 
 def fitted(
     machine: Machine, model: DeviceModel, rows: Sequence[Timed], only: str | None = None
 ) -> DeviceModel:
-    """Return the model with the coefficients of each rung fitted to its rows.
+    """Return the model with the coefficients of each rung fitted to those of its rows that count.
 
     only: of this rung, ``folder/name``, and of no other.
     """
     owners: dict[str, list[Timed]] = {}
-    for row in rows:
+    for row in compared(machine, rows):
         if row.rung.terms is not None:
             owners.setdefault(row.rung.counts_with, []).append(row)
     found = {
@@ -145,9 +154,7 @@ def fitted(
 
 
 def _fitted_one(machine: Machine, own: Numbers, rows: Sequence[Timed]) -> Numbers:
-    terms = [
-        row.rung.terms(row.problem, row.params, row.on or machine) for row in rows if row.rung.terms
-    ]
+    terms = [row.rung.terms(row.problem, row.params, machine) for row in rows if row.rung.terms]
     names = sorted({name for one in terms for place in one for name in place})
     amounts = np.zeros((max(map(len, terms)), len(terms), len(names)))
     columns = {name: column for column, name in enumerate(names)}
@@ -199,16 +206,19 @@ def errors(rows: Iterable[Timed], model: Model) -> dict[str, float]:
 
 
 def loss(rows: Iterable[Timed], model: Model) -> Loss:
-    """Return what choices by a model lose on products that were measured several ways."""
+    """Return what choices by a model lose on products that were measured several ways.
+
+    Chosen is among rows of which the model says something; the best is that of all rows.
+    """
     by_problem: dict[Problem, list[Timed]] = {}
     for row in rows:
         by_problem.setdefault(row.problem, []).append(row)
     lost = []
     for some in by_problem.values():
         known = [(model(row), row.seconds) for row in some]
-        known = [(expected, seconds) for expected, seconds in known if expected > 0]
-        if len(known) > 1:
-            lost.append(min(known)[1] / min(seconds for _, seconds in known) - 1)
+        told = [(expected, seconds) for expected, seconds in known if expected > 0]
+        if told and len(known) > 1:
+            lost.append(min(told)[1] / min(seconds for _, seconds in known) - 1)
     if not lost:
         return Loss(0, 0.0, 0.0)
     return Loss(len(lost), float(np.mean(lost)), float(np.quantile(lost, 0.99)))
@@ -229,12 +239,20 @@ def judged(
 ) -> Judged:
     """Fit the model of a machine to a sample, and judge it by a quarter of the sample's products.
 
-    It has the errors that it was found to have there; of a rung not measured it says nothing.
+    It has the errors that it was found to have there; of a rung not measured it says nothing. Where
+    choices by the fitted coefficients lose more than by the known ones, those stay.
     """
-    begin = models.of(machine)
+    begin, known = models.of(machine), set(compared(machine, rows))
     fit, judge = held_out(rows)
     model = fitted(machine, begin, fit, only)
-    told = errors(judge, lambda row: modelled(machine, model, row))
+
+    def by(some: DeviceModel) -> Model:
+        return lambda row: modelled(machine, some, row) if row in known else math.nan
+
+    before, after = loss(judge, by(begin)), loss(judge, by(model))
+    if after.mean > before.mean:
+        model, after = begin, before
+    told = errors(judge, by(model))
     model = replace(
         model,
         device=machine.name,
@@ -246,8 +264,6 @@ def judged(
         origin="measured here",
         measured=day,
     )
-    before = loss(judge, lambda row: modelled(machine, begin, row))
-    after = loss(judge, lambda row: modelled(machine, model, row))
     return Judged(model, told, before, after)
 
 

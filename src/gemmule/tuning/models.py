@@ -7,6 +7,7 @@ which are first measured one by one. Later plans choose by what is kept.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from gemmule.storage import models, rates
 from gemmule.tuning import fit
 from gemmule.tuning.operands import Place
 from gemmule.tuning.rates import measure_rates
-from gemmule.tuning.sample import PRODUCTS, Sampler, Told
+from gemmule.tuning.sample import LONGEST_S, PRODUCTS, Sampler, Told
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ def make(
 ) -> Made:
     """Measure a sample on a device, fit its model to it, and keep that.
 
-    products: how many are drawn from the seed; beside: further ones. What was measured before is
-    not measured again. only: this rung, by name or ``folder/name``, is measured and fitted alone.
-    ValueError for a rung that is not there; DeviceError where the device is lost meanwhile.
+    products: how many are drawn from the seed, on a CPU by default what two seconds allow; beside:
+    further ones. What was measured before is not measured again. only: this rung, by name or
+    ``folder/name``, is measured and fitted alone. ValueError for a rung that is not there;
+    DeviceError where the device is lost meanwhile.
     """
     backend = "cpu" if device == "cpu" else "cuda"
     name = None if only is None else rung_named(only, backend)
@@ -55,7 +57,8 @@ def make(
         measure_rates(fresh=name is None)
     sampler = Sampler(device, place=place, seed=seed)
     count = PRODUCTS[backend] if products is None else products
-    sampler.measure([*beside, *sampler.drawn(count)], told, name)
+    longest_s = LONGEST_S[backend] if products is None else math.inf
+    sampler.measure([*beside, *sampler.drawn(count)], told, name, longest_s)
     if sampler.lost:
         raise DeviceError(f"the sample ended early, and is kept: {sampler.lost}.", restart=True)
     machine, rows = sampler.machine, sampler.timed()

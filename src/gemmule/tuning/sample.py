@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -52,8 +53,10 @@ WAYS = 8  # of each product
 BLOCKS = 3
 LONGEST_SIDE = 17  # by its logarithm to base 2
 MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
-SECONDS = {"cpu": 0.12, "cuda": 0.06}  # of timing a product
+SECONDS = {"cpu": 0.05, "cuda": 0.06}  # of timing a way
+MOST_SETS = {"cpu": 256, "cuda": 4096}  # of operands; more of small ones take longer than times
 PRODUCTS = {"cpu": 24, "cuda": 200}
+LONGEST_S = {"cpu": 2.0, "cuda": math.inf}  # no product begins later, unless so many are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +187,18 @@ class Sampler:
         some = draw(self.machine.backend, self.seed)
         return [next(some) for _ in range(products)]
 
-    def measure(self, problems: Sequence[Problem], told: Told, only: str | None = None) -> None:
-        """Measure what is not known of these products yet, by all rungs or by one."""
+    def measure(
+        self,
+        problems: Sequence[Problem],
+        told: Told,
+        only: str | None = None,
+        longest_s: float = math.inf,
+    ) -> None:
+        """Measure what is not known of these products yet, by all rungs or by one.
+
+        longest_s: no product is begun later than this.
+        """
+        end = time.monotonic() + longest_s
         known = {_key(way.problem, way.folder, way.rung, way.params) for way, _ in self.rows}
         for index, problem in enumerate(problems):
             told(problem.describe(), index, len(problems))
@@ -195,7 +208,7 @@ class Sampler:
                 for one in wanted
                 if _key(problem, one.rung.folder, one.rung.name, one.params) not in known
             ]
-            if missing and not self.lost:
+            if missing and not self.lost and time.monotonic() < end:
                 self._keep(problem, missing)
 
     def _ways(self, problem: Problem, only: str | None) -> list[Candidate]:
@@ -222,7 +235,8 @@ class Sampler:
     def _keep(self, problem: Problem, ways: Sequence[Candidate]) -> None:
         """Time some ways in turns and write their rows."""
         try:
-            session = Session(problem, self.machine, self.place, self.seed)
+            most = MOST_SETS[self.machine.backend]
+            session = Session(problem, self.machine, self.place, self.seed, most)
         except (DeviceError, MemoryError) as error:  # no room for it now, or no device any more
             self.lost = str(error) if isinstance(error, DeviceError) and error.restart else ""
             return

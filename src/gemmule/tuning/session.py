@@ -37,7 +37,14 @@ SLOWEST_UNTRIED_S = 2e-3  # a shorter call is timed whatever it seems: most of i
 class Session:
     """One problem's operands on one device; not for use from several threads."""
 
-    def __init__(self, problem: Problem, machine: Machine, place: Place, seed: int = 0) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        machine: Machine,
+        place: Place,
+        seed: int = 0,
+        most_sets: int = MOST_SETS,
+    ) -> None:
         self.problem, self.machine, self.place, self.seed = problem, machine, place, seed
         self.backend = backends.get(machine.backend)
         host = random_operands(problem, seed)
@@ -47,7 +54,7 @@ class Session:
         self.call: Call = canonical_call(problem, host)
         self.sampled: Sampled = sampled(problem, host, seed)
         self._renew_exact()
-        count = min(self.turn.sets, MOST_SETS)
+        count = min(self.turn.sets, most_sets)
         self.cold = self.turn.cold and count == self.turn.sets
         self._out = host.out
         self.sets = [put_all(place, host, copy=i > 0) for i in range(count)]

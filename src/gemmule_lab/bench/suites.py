@@ -182,6 +182,15 @@ CUDA_SUITES: Mapping[str, Suite] = {
         rungs=("streamed_rows", "early_rows"),
     ),
     "matmul": Suite("matrices by matrices", _MATMUL),
+    "complex": Suite(
+        "complex numbers",
+        tuple(
+            Product(op, name, (size, size), None)
+            for name in ("complex64", "complex128")
+            for op in OPS
+            for size in (1024, 2048, 4096)
+        ),
+    ),
     "bytes": Suite(
         "matrices of int8 and of float8, beside PyTorch's products of them",
         _EIGHT_BITS,

@@ -31,10 +31,11 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import LibraryRung, Machine, Rung, Step, with_bias
 from gemmule.core.scalars import passes
 from gemmule.storage import ceilings as stored_ceilings
-from gemmule.storage import evidence, first_use
+from gemmule.storage import evidence, first_use, models
 
 # Share of the datasheet's memory rate that a plain read reaches: 4.5 of 4.9 TB/s on one H200
-# (driver 580, November 2026). A measured ceiling, where stored, replaces the product.
+# (driver 580, November 2026). A measured ceiling replaces the product: stored, or of the device's
+# shipped model.
 READ_SHARE = 0.92
 # Time of the smallest kernel in a chain of graph launches on that H200.
 CALL_S = 1.8e-6
@@ -80,12 +81,13 @@ class CudaBackend:
 def _machine(ordinal: int) -> Machine:
     info = driver.device_info(ordinal)
     measured = stored_ceilings.read("cuda", info.name, info.arch, info.multiprocessors)
+    known = measured or models.read_ceiling(info.name)
     return Machine(
         backend="cuda",
         name=info.name,
         arch=info.arch,
         units=info.multiprocessors,
-        read_bytes_per_s=measured or READ_SHARE * info.datasheet_bytes_per_s,
+        read_bytes_per_s=known or READ_SHARE * info.datasheet_bytes_per_s,
         cache_bytes=info.l2_bytes,
         shared_bytes=info.shared_bytes,
         call_s=CALL_S,

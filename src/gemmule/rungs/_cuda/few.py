@@ -130,9 +130,9 @@ def streaming(
     crooked, waves = not rows_aligned(problem), max(1.0, shape[0] / (shape[1] * machine.units))
     alone = {"pack_s": float(packed > 0), "packed": packed / machine.read_bytes_per_s}
     read = {"again": again / machine.read_bytes_per_s}
-    read["crooked"] = crooked * problem.compulsory_bytes / machine.read_bytes_per_s
     late = {f"wave_s {kind}": waves, f"tail_s {kind}": waves * rows * (view.k % chunk)}
     late[f"out_s {kind}"] = waves * rows * width
     work = {f"sum_s {kind}": steps * rows * width, f"copy_s {kind}": steps * (rows + width)}
-    work[f"element_s {kind}"] = steps * rows * crooked
+    work[f"element_s {kind}"] = waves * shape[1] * rows * view.k * crooked
+    kind += " crooked" * crooked
     return beside(terms.streaming(problem, machine, shape, kind), alone, read, late, work)

@@ -55,6 +55,11 @@ def bits(problem: Problem) -> int:
     return 8 if problem.a == "uint8" else 4
 
 
+def form(problem: Problem) -> str:
+    """Return what codes are: ``int4``, ``int8``, or a format of 4-bit floats."""
+    return quant(problem).format
+
+
 def tile_columns(problem: Problem) -> int:
     """Return the columns of a tile."""
     return 256 // bits(problem)
@@ -105,6 +110,11 @@ def template(problem: Problem) -> str:
     types = f"{CTYPE[problem.b]}, {CTYPE[problem.out]}, {CTYPE[spec.scale_dtype]}"
     zeros = str(spec.has_zeros).lower()
     return f"{types}, {spec.bits}, {zeros}, {split(problem)}, {shift(problem)}"
+
+
+def across(problem: Problem) -> bool:
+    """Tell whether results that a thread holds, rows below each other, lie apart."""
+    return problem.layout_out != "col"
 
 
 def whole_vectors(problem: Problem) -> bool:

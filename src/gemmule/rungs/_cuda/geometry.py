@@ -94,14 +94,19 @@ def modelled(
     def seconds(problem: Problem, params: Params, machine: Machine) -> float:
         return device_model.seconds(numbers(machine, rung), terms(problem, params, machine))
 
-    def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+    def every(problem: Problem, machine: Machine) -> Iterable[Params]:
         folder, name = rung.split("/")
-        every = registry.rung_in(folder, "cuda", name).space
-        some = every(problem) if choices is None else choices(problem, machine)
+        return registry.rung_in(folder, "cuda", name).space(problem)
+
+    compared = choices or every
+
+    def suggest(problem: Problem, machine: Machine) -> Suggestion | None:
+        some = compared(problem, machine)
         found = [Suggestion(params, seconds(problem, params, machine)) for params in some]
         return min(found, key=lambda one: one.expected_s, default=None)
 
-    return {"terms": terms, "counts_with": rung, "seconds": seconds, "suggest": suggest}
+    said = {"terms": terms, "counts_with": rung, "seconds": seconds, "suggest": suggest}
+    return {**said, "choices": compared}
 
 
 def lies(problem: Problem) -> str:

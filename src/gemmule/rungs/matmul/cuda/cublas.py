@@ -106,14 +106,16 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
 def product(problem: Problem, params: Params, machine: Machine, dtype: str, aligned: int) -> Terms:
     """Return the terms of the library's product of operands of a dtype.
 
-    It shares long sums among multiprocessors, and is slower where there are few tiles even so.
+    It shares long sums among multiprocessors, and is slower where there are few tiles even so. One
+    row or column is a product by a vector, which has kernels of its own.
     """
     kind = f"{'halves' if dtype in HALVES else dtype} {aligned}"
     size = replace(problem, m=ceil_div(problem.m, 32) * 32, n=ceil_div(problem.n, 32) * 32)
     flops = size.flops / machine.units
     thin = max(0.0, 1 - tiles(problem, *TILE) / machine.units)
+    begin = "one" if min(problem.m, problem.n) == 1 else kind
     return (
-        {f"start_s {kind}": 1.0, f"deep_s {kind}": math.sqrt(problem.k), "rank_s": params["rank"]},
+        {f"start_s {begin}": 1.0, f"deep_s {kind}": math.sqrt(problem.k), "rank_s": params["rank"]},
         {"read": problem.compulsory_bytes / machine.read_bytes_per_s},
         {f"flop_s {kind}": flops, f"thin_s {kind}": flops * thin},
     )

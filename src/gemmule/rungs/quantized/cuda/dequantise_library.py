@@ -19,7 +19,7 @@ from dataclasses import replace
 from gemmule.backends.cuda.library import cublas
 from gemmule.core.canonical import Call
 from gemmule.core.device_model import Terms
-from gemmule.core.problem import HALVES, ITEMSIZE, Problem
+from gemmule.core.problem import FLOAT4, HALVES, ITEMSIZE, Problem
 from gemmule.core.rung import (
     Arithmetic,
     LibraryRung,
@@ -77,7 +77,9 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     written = (problem.matrix_bytes + floats) / machine.read_bytes_per_s
     dense = replace(problem, a=problem.b, quant=None)
     terms = vendor.product(dense, params, machine, problem.b, _aligned(problem))
-    return beside(terms, {f"written {_aligned(problem)}": written})
+    floats = problem.m * problem.k * (fragments.form(problem) in FLOAT4.values())
+    decoded = {f"written {_aligned(problem)}": written, "float_s": floats / machine.units}
+    return beside(terms, decoded)
 
 
 RUNG = LibraryRung(

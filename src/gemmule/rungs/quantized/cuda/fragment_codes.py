@@ -51,9 +51,9 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     turns = fragments.tiles_across(problem.n, problem) / (warps * tiles)
     blocks, floats = ceil_div(problem.m, 16 * rows), problem.b == "float32"
     work = blocks * rows * fragments.tiles_across(problem.n, problem) / machine.units
-    names = f"tile_s {fragments.bits(problem)}{' floats' * floats}", "group_s"
+    names = f"tile_s {fragments.form(problem)}{' floats' * floats}", "group_s"
     small = fragments.split(problem) if fragments.shift(problem) <= 0 else 0
-    busy = {names[0]: work, names[1]: work * small}
+    busy = {names[0]: work, names[1]: work * small, "shared_s": work * small / rows}
     kind = f"{warps} {tiles} {rows}{' floats' * floats}"
     return streaming(problem, machine, (blocks, 16 // warps, turns), kind, {}, {}, {}, busy)
 

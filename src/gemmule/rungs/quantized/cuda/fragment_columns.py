@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Terms
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4, Problem
 from gemmule.core.rung import CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled, starts_early
@@ -87,6 +87,8 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     alone = ceil_div(blocks, machine.units * AT_ONCE[along] // (2 if eights == 4 else 1))
     small = split if fragments.shift(problem) <= 0 else 0
     work = {"group_s": taken * tiles * eights * small, f"round_s {along}": taken}
+    work["across_s"] = taken * params["rows"] * eights * fragments.across(problem)
+    work["float_s"] = taken * tiles * (fragments.form(problem) in FLOAT4.values())
     waited = {f"alone_s {bits} {eights}": alone * ceil_div(tiles, along)}
     packed = _workspace(problem, params, machine) / machine.read_bytes_per_s
     more = {f"packed_s {eights}": 1.0, "packed": packed}, {"x": of_x, "again": again}, work, waited

@@ -54,7 +54,11 @@ def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     turns = ceil_div(problem.reduction, 16 * params["rows"] * params["down"] * cluster)
     shape = strips(problem, params) * cluster * columns, 2, turns
     again = problem.matrix_bytes * (columns - 1) / machine.read_bytes_per_s
-    return streaming(problem, machine, shape, f"{params['across']}", {}, {"again": again})
+    small = fragments.split(problem) if fragments.shift(problem) <= 0 else 0
+    waves = max(1.0, shape[0] / (shape[1] * machine.units))
+    busy = {f"form_s {fragments.form(problem)}": waves * turns, "group_s": waves * turns * small}
+    busy["wave_s"] = waves
+    return streaming(problem, machine, shape, str(params["across"]), {}, {"again": again}, busy)
 
 
 RUNG = CudaRung(

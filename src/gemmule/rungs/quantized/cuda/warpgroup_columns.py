@@ -145,7 +145,7 @@ def terms(problem: Problem, params: Params, machine: Machine, *more: Numbers) ->
     mine, columns = taken * across / params["along"], eights(problem)
     brought = taken * across * fragments.tile_columns(problem) * columns
     multiplied = {
-        f"tile_s {fragments.bits(problem)}": mine,
+        f"tile_s {fragments.form(problem)}": mine,
         "eight_s": mine * columns,
         "group_s": mine * columns * fragments.split(problem) / each(problem),
     }
@@ -153,6 +153,7 @@ def terms(problem: Problem, params: Params, machine: Machine, *more: Numbers) ->
     bring = {"bring_s": brought, "crooked_s": crooked}
     less = more or ({},)
     multiplied[f"down_s {params['down']}"] = taken
+    multiplied["across_s"] = taken * params["down"] * columns * fragments.across(problem)
     kind = str(params["down"])
     return rounds(problem, machine, shape, kind, *less, {"again": again}, multiplied, bring)
 

@@ -54,7 +54,9 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     turns = problem.n * lanes / (threads * _in_flight(threads))
     shape = blocks, max(1, THREADS_OF_A_UNIT // threads), turns
     more = {f"threads_s {threads}": 1.0, f"narrow_s {lies(problem)}": narrow(problem)}
-    return streaming(problem, machine, shape, f"{lies(problem)} {lanes}", more)
+    rounds = max(1.0, blocks / (shape[1] * machine.units)) * turns
+    added = {f"added_s {ITEMSIZE[problem.a]}": rounds}
+    return streaming(problem, machine, shape, f"{lies(problem)} {lanes}", more, {}, added)
 
 
 RUNG = CudaRung(
