@@ -70,7 +70,7 @@ class Plan:
     @property
     def line(self) -> int:
         """Bytes of a line of residues."""
-        return _up(self.k, 16)
+        return _up(self.k, 128)  # each begins where a line of TMA does
 
     @property
     def every(self) -> int:
