@@ -81,7 +81,8 @@ def rivals(problem: Problem, machine: Machine) -> tuple[Choice, Choice] | None:
     """Return the choice without the vendor, and the vendor's; None where there are not both."""
     call = proofs.packed_call(problem)
     ranked = sorted(choose.suggestions(call, machine), key=lambda one: one.expected_s or 0.0)
-    ours = next((one for one in ranked if not one.rung.vendor), None)
+    named = (one for one in ranked if one.rung.precision)  # what the precision is named for
+    ours = next(named, None) or next((one for one in ranked if not one.rung.vendor), None)
     vendors = next((one for one in ranked if one.rung.vendor), None)
     return None if ours is None or vendors is None else (ours, vendors)
 

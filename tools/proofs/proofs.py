@@ -284,7 +284,7 @@ def packed_call(problem: Problem) -> Call:
         if layout == "col":
             strides = (*strides[:-2], 1, shape[0])
         forms.append(Form(whole, strides, dtype, problem.alignment))
-    options = Options(out_dtype=problem.out, literal=True)
+    options = Options(out_dtype=problem.out, precision=problem.precision, literal=True)
     return canonical("matmul", forms[0], forms[1], forms[2], options)
 
 

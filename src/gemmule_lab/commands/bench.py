@@ -20,6 +20,7 @@ SUITES = {
         "matmul",
         "bytes",
         "complex",
+        "doubles",
         "quantised",
         "replaced",
         "epilogues",

@@ -44,7 +44,7 @@ SHARE = 0.48  # of the bound of a sum of doubles, which integers may take; 3 % i
 PIECE = 42  # bits of a number by which sums of multiples of residues are exact in doubles
 _LINE, _PART, _THREADS, _MOST_BLOCKS = 32, 32, 256, 2**31 - 1
 _MEASURE, _TAKE = struct.Struct("<4Q5qd"), struct.Struct("<4Q7q")
-_JUDGE, _COMBINE = struct.Struct("<4Q6q2d"), struct.Struct("<4Q8q54d")
+_JUDGE, _COMBINE = struct.Struct("<4Q6qd"), struct.Struct("<4Q8q54d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Plan:
     @property
     def line(self) -> int:
         """Bytes of a line of residues."""
-        return _up(self.k, 16)
+        return _up(self.k, 128)  # each begins where a line of TMA does
 
     @property
     def every(self) -> int:
@@ -317,10 +317,9 @@ def _lines(p: Plan, rows: range, columns: range) -> tuple[tuple[str, int], tuple
 def _judged(p: Plan, rows: range, columns: range, live: tuple[int, int]) -> Launch:
     flags, at = _flag(p, rows, columns), p.places()
     of_rows, own = (place - flags for place in live)
-    packed = _JUDGE.pack(
-        0, 0, 0, 0, len(rows), len(columns), p.lead, p.across, own, of_rows,
-        float(p.k), SHARE * p.k * 2.0**-53,
-    )  # fmt: skip
+    share = SHARE * p.k * 2.0**-53
+    sizes = len(rows), len(columns), p.lead, p.across
+    packed = _JUDGE.pack(0, 0, 0, 0, *sizes, own, of_rows, share)
     places = (*_lines(p, rows, columns), ("work", flags), ("work", at["c"]))
     tiles = -(-len(rows) // TILE) * -(-len(columns) // TILE)
     return Launch(_step("judge", tiles), packed, places)
