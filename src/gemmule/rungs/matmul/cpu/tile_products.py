@@ -51,11 +51,10 @@ _TERMS = {1: 512, 2: 256}
 _PACKS = (6, 11)
 _SMALL = 256**3  # multiply-adds that the calling thread does as fast as with helpers, about
 # Multiply-adds, and elements packed, for each fused float32 multiply-add of a core (Xeon with AMX,
-# 16 cores, 1024 to 4096; November 2026), and how many times those small products make. bfloat16
-# 256 takes 0.04 ms on one core, where `packed_threads` takes 0.1 to 0.3 on six.
+# 16 cores, 1024 to 4096; packing two cores, 64 to 256; November 2026; a loop over the first-level
+# cache makes thrice as many, and small products _NEAR times).
 _PRODUCTS_PER_FMA = {"bfloat16": 3.5, "float16": 1.2}
-_ELEMENTS_PER_FMA = 0.05
-_NEAR = {"bfloat16": (8.0, 4.0), "float16": (2.0, 2.0)}
+_ELEMENTS_PER_FMA, _NEAR = 0.05, 2.0
 
 
 def _pieces(problem: Problem, by: str) -> int:
@@ -227,19 +226,19 @@ def _arithmetic(problem: Problem) -> Arithmetic:
 
 def suggest(problem: Problem, machine: Machine) -> Suggestion:
     """Expect the rate of tile products on every core."""
-    near = _NEAR[problem.a][0] if is_small(problem) else 1.0
+    near = _NEAR if is_small(problem) else 1.0
     return expected(problem, machine, near * _PRODUCTS_PER_FMA[problem.a])
 
 
 def expected(problem: Problem, machine: Machine, per_fma: float) -> Suggestion:
-    """Expect products at a rate on every core, and a call of helpers; or on one core."""
+    """Expect products at a rate on every core, and two parallel regions; or on one core."""
     sizes = (-(-problem.m // GROUP) * GROUP, -(-problem.n // GROUP) * GROUP, problem.k)
     alone = is_small(problem)
     fma = machine.rates.fma * (1 if alone else machine.units)
     products = float(sizes[0]) * sizes[1] * sizes[2] / (per_fma * fma)
     packing = (sizes[0] + sizes[1]) * sizes[2] / (_ELEMENTS_PER_FMA * fma)
-    packing /= _NEAR[problem.a][1] if alone else 1.0
-    calls = machine.rates.call if alone else _cpu.spread_s(machine)
+    packing /= _NEAR if alone else 1.0
+    calls = machine.rates.call if alone else 3 * _cpu.spread_s(machine)
     return Suggestion({}, problem.batch * (products + packing + calls))
 
 
