@@ -122,6 +122,7 @@ def emulated_tiles() -> Iterator[None]:
 def _forget() -> None:
     for made in (_tile_blocks.block_shares, _tile_blocks.block_kernel, _tile_blocks.small_kernel):
         made.cache_clear()
+    _tile_blocks.sums_kernel.cache_clear()
     for made in (rounded.groups_kernel, rounded.rows_kernel, rounded.columns_kernel):
         made.cache_clear()
     forget_plans()

@@ -253,25 +253,77 @@ def small_kernel(pieces: int, by: str) -> Kernel:
 
 
 @functools.cache
+def _panels_kernel(pieces: int) -> Kernel:
+    """Return ``f(groups, places, ...)``: `_pack_kernel` of so many groups, and their extremes."""
+    pack, extremes = _pack_kernel(pieces), least_and_most
+
+    @kernel
+    def panels(
+        groups: int,
+        places: int,
+        source: int,
+        line_step: int,
+        term_step: int,
+        lines: int,
+        packed: int,
+        noted: int,
+        terms: int,
+    ) -> Any:
+        least, most = 1 << 16, 0
+        for group in range(groups):
+            pack(group, places, source, line_step, term_step, lines, packed, noted, terms)
+            one, other = extremes(noted + group * EXTREMES_BYTES)
+            least, most = min(least, one), max(most, other)
+        return least, most
+
+    return panels
+
+
+@functools.cache
+def sums_kernel(pieces: int, by: str) -> Kernel:
+    """Return ``f(registers, place, a, b, panel_a, panel_b, some, begin)``: add to 32 x 32 sums."""
+    start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
+    add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
+    step_bytes, by_tiles = pieces * TILE_BYTES, by == "tiles"
+    dots = steps.add_dots("bfloat16" if by_tiles else by)
+
+    @kernel
+    def sums(
+        registers: int,
+        place: int,
+        a: int,
+        b: int,
+        panel_a: int,
+        panel_b: int,
+        some: int,
+        begin: int,
+    ) -> None:
+        if not by_tiles:
+            for part in range(4):
+                one, other = a + part // 2 * panel_a, b + part % 2 * panel_b
+                dots(place + part * TILE_BYTES, one, other, some, begin)
+        else:
+            if begin == 0:
+                start(registers)
+            else:
+                resume(registers, place)
+            for step in range(some):
+                one, other = a + step * step_bytes, b + step * step_bytes
+                add(registers, one, other, panel_a // pieces, panel_b // pieces)
+            keep(registers, place)
+
+    return sums
+
+
+@functools.cache
 def block_kernel(pieces: int, by: str) -> Kernel:
     """Return ``f(product, A, B, C, number, part)``: a block, in a part of the workspace.
 
     by: see `tile_products.bind`. Not 0: operands are not `carried`.
     """
-    start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
-    add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
-    shapes, forget, pack = configured(*SHAPES), released(), _pack_kernel(pieces)
-    step_bytes, by_tiles = pieces * TILE_BYTES, by == "tiles"
-    dots, rule = steps.add_dots("bfloat16" if by_tiles else by), 0 if by == "float16" else pieces
-    extremes = least_and_most
-
-    @kernel
-    def range_of(at: int, groups: int) -> Any:
-        least, most = extremes(at)
-        for group in range(1, groups):
-            one, other = extremes(at + group * EXTREMES_BYTES)
-            least, most = min(least, one), max(most, other)
-        return least, most
+    shapes, forget, pack = configured(*SHAPES), released(), _panels_kernel(pieces)
+    step_bytes, by_tiles, add = pieces * TILE_BYTES, by == "tiles", sums_kernel(pieces, by)
+    rule = 0 if by == "float16" else pieces
 
     @kernel
     def block(w: Tiled, A: int, B: int, C: int, number: int, registers: int) -> int:
@@ -291,19 +343,15 @@ def block_kernel(pieces: int, by: str) -> Kernel:
             a, b, panel_a, panel_b = room_a, room_b, some * step_bytes, some * step_bytes
             if w.places_a != 0:
                 source, lines = A + GROUP * top * w.A_line + low * w.A_term, w.m - GROUP * top
-                way = w.places_a, source, w.A_line, w.A_term, lines, room_a, noted
-                for group in range(height):
-                    pack(group, *way, terms)
-                least_a, most_a = range_of(noted, height)
+                way = w.places_a, source, w.A_line, w.A_term, lines, room_a, noted, terms
+                least_a, most_a = pack(height, *way)
             else:
                 panel_a = count * step_bytes
                 a = A + 2 * top * panel_a + begin * step_bytes
             if w.places_b != 0:
                 source, lines = B + GROUP * left * w.B_line + low * w.B_term, w.n - GROUP * left
-                way = w.places_b, source, w.B_line, w.B_term, lines, room_b, noted
-                for group in range(width):
-                    pack(group, *way, terms)
-                least_b, most_b = range_of(noted, width)
+                way = w.places_b, source, w.B_line, w.B_term, lines, room_b, noted, terms
+                least_b, most_b = pack(width, *way)
             else:
                 panel_b = count * step_bytes
                 b = B + 2 * left * panel_b + begin * step_bytes
@@ -312,23 +360,10 @@ def block_kernel(pieces: int, by: str) -> Kernel:
             if by_tiles:
                 shapes()
             for j in range(width):
-                right = b + 2 * j * panel_b
                 for i in range(height):
                     place = sums + ((j * height + i) * SUMS_BYTES if several else 0)
-                    above = a + 2 * i * panel_a
-                    if not by_tiles:
-                        for part in range(4):
-                            one, other = above + part // 2 * panel_a, right + part % 2 * panel_b
-                            dots(place + part * TILE_BYTES, one, other, some, begin)
-                    else:
-                        if begin == 0:
-                            start(registers)
-                        else:
-                            resume(registers, place)
-                        for step in range(some):
-                            one, other = above + step * step_bytes, right + step * step_bytes
-                            add(registers, one, other, panel_a // pieces, panel_b // pieces)
-                        keep(registers, place)
+                    above, right = a + 2 * i * panel_a, b + 2 * j * panel_b
+                    add(registers, place, above, right, panel_a, panel_b, some, begin)
                     if begin + w.depth >= count:
                         row, column = GROUP * (top + i), GROUP * (left + j)
                         target = C, w.C_row, w.C_item, w.m, w.n
