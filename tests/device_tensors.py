@@ -18,7 +18,8 @@ class Tensor:
 
     def __init__(self, array: Any) -> None:
         self.array, self.dtype, self.shape = array, array.dtype, array.shape
-        self.negated = False
+        self.negated = self.requires_grad = False
+        self.written = 0
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -59,8 +60,15 @@ class Tensor:
 
 def library(current: Sequence[int] = (0,), **dtypes: str) -> SimpleNamespace:
     """Return what stands for PyTorch: its types, its current device and stream, its dtypes."""
+
+    def written(tensors: Sequence[Tensor]) -> None:
+        for one in tensors:
+            one.written += 1
+
     native = SimpleNamespace(
-        _cuda_getDevice=lambda: current[0], _cuda_getCurrentRawStream=stream_on
+        _cuda_getDevice=lambda: current[0],
+        _cuda_getCurrentRawStream=stream_on,
+        _increment_version=written,
     )
     module = SimpleNamespace(Parameter=Tensor)
     return SimpleNamespace(Tensor=Tensor, _C=native, nn=module, **dtypes)

@@ -641,7 +641,17 @@ def _warmed(folder: Path) -> None:
         unfinished = shutil.ignore_patterns("*.lock", "build-*", "new-*", "probe-*")
         if (own / made).is_dir():
             with contextlib.suppress(shutil.Error):  # others may delete what is old meanwhile
-                shutil.copytree(own / made, folder / place, ignore=unfinished)
+                shutil.copytree(
+                    own / made, folder / place, ignore=unfinished, copy_function=_linked
+                )
+
+
+def _linked(source: str, target: str) -> None:
+    """Give a file another name: what was built for the emulator is gigabytes, and never changed."""
+    try:
+        os.link(source, target)
+    except OSError:  # another disk
+        shutil.copy2(source, target)
 
 
 def _reason(fault: Fault) -> str:

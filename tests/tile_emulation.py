@@ -64,9 +64,9 @@ def _add(pieces: tuple[int, int]) -> Kernel:
     pairs = sum(1 << (of_b * a + b) for a, b in _tile_steps.PRODUCTS[pieces])
 
     @kernel
-    def add(registers: int, a: int, b: int, panel: int) -> None:
+    def add(registers: int, a: int, b: int, panel_a: int, panel_b: int) -> None:
         for total in range(4):
-            left, right = a + total // 2 * panel * of_a, b + total % 2 * panel * of_b
+            left, right = a + total // 2 * panel_a * of_a, b + total % 2 * panel_b * of_b
             for pair_of_pieces in range(of_a * of_b):
                 if pairs >> pair_of_pieces & 1 == 0:
                     continue

@@ -163,7 +163,13 @@ def memory() -> str:
     del x
     torch.cuda.synchronize()
     share = (torch.cuda.memory_allocated() - before) / wanted
-    return f"memory after products of all kinds over codes, scales and zero points: {share:.3f}"
+    torch.cuda.empty_cache()
+    free, whole = torch.cuda.mem_get_info()
+    return (
+        f"memory after products of all kinds over codes, scales and zero points: {share:.3f}; "
+        f"the device has {(whole - free) / 2**20:.0f} MiB in use, PyTorch's allocator "
+        f"{torch.cuda.memory_reserved() / 2**20:.0f}"
+    )
 
 
 def main() -> None:

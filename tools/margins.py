@@ -12,7 +12,7 @@ import datetime as dt
 import itertools
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ SIDES = (512, 2048, 8192, 32768)
 COLUMNS = (2, 4, 8, 16, 32, 64)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MOST_BYTES, COLD_BYTES = 2 << 30, 256 << 20
-FEW, OUT = 1 << 22, 1 << 25  # elements of the pools for few columns and, 8 bytes each, for C
+FEW, OUT = 1 << 22, 1 << 26  # elements of the pools for few columns and, 8 bytes each, for C
 ROUNDS = 5
 PROBLEM = ("a", "b", "out", "layout_a", "layout_b", "m", "n", "k", "batch")  # of a margin
 LAYOUTS = tuple(itertools.product(("row", "col"), repeat=2))
@@ -47,6 +47,8 @@ NARROW, LARGE = (64, 256), (2048, 8192)
 ROWS, DEEP = (16, 32, 64), (2048, 4096, 8192, 16384)
 HALVES = ((1020, 4092), (1022, 4094), (1023, 4093))
 COMPLEX = (1024, 4096)
+DOUBLES = (2048, 4096, 8192)
+AS_INTEGERS = Problem("matmul", 1, 1, 1, 1, *("float64",) * 3, precision="float64")
 
 
 def problems() -> Iterator[Problem]:
@@ -68,6 +70,8 @@ def problems() -> Iterator[Problem]:
     for (m, k, n), (a, b) in itertools.product(itertools.product(COMPLEX, repeat=3), LAYOUTS):
         kind = "complex64"
         yield Problem("matmul", m, n, k, a=kind, b=kind, out=kind, layout_a=a, layout_b=b)
+    for (m, k, n), (a, b) in itertools.product(itertools.product(DOUBLES, repeat=3), LAYOUTS):
+        yield replace(AS_INTEGERS, m=m, n=n, k=k, layout_a=a, layout_b=b)
     # Few rows by a large matrix along the sum.
     for dtype, m, k, n in itertools.product(("float16", "bfloat16"), ROWS, DEEP, DEEP):
         yield Problem("matmul", m, n, k, a=dtype, b=dtype, out=dtype, layout_b="col")

@@ -17,7 +17,7 @@ from gemmule.core.grouped import Routing
 from gemmule.core.operand import deciding, multiply_by
 from gemmule.core.problem import HALVES
 from gemmule.core.words import Op
-from gemmule.finished import EpiloguePlan
+from gemmule.finished import EpiloguePlan, ScaledPlan, planned_scaled
 from gemmule.finished import planned as planned_epilogue
 from gemmule.general import device_of, untraced
 from gemmule.grouped import planned_grouped
@@ -26,7 +26,7 @@ from gemmule.options import options_of, shows, split, split_epilogue, split_scal
 from gemmule.plan import Plan, resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.stack import QuantizedStack
-from gemmule.typing import Choices, Grouped, Keywords, Scalar, Scaled
+from gemmule.typing import Choices, Grouped, Keywords, Planned, Scalar, Scaled
 
 if TYPE_CHECKING:
     from gemmule.backends.cuda.device_array import DeviceArray
@@ -72,7 +72,8 @@ def matvec(A: Any, x: Any, /, **keywords: Unpack[Keywords]) -> Any:
     out : array of exactly the result's shape and dtype that overlaps no input; returned.
     out_dtype : dtype name of the result, of the same kind as the default.
     precision : ``"float32"`` (at least IEEE SGEMM's accuracy), ``"ieee"`` (plain float32 FMA) or
-        ``"tf32"``, which permits operands rounded to TF32.
+        ``"tf32"``, which permits operands rounded to TF32; of float64 ``"float64"`` permits matrix
+        products by integers, within DGEMM's bound.
     accumulate : ``"float16"`` permits half-precision sums.
     batch_invariant : give each vector of a batch the bits that it would get alone, at the price of
         one matvec for each (docs/batch_invariance.md).
@@ -252,17 +253,17 @@ def grouped_matmul(A: Any, W: Any, offsets: Any = None, /, **keywords: Unpack[Gr
     """
     if not keywords and offsets is not None:
         return multiply_grouped(A, W, offsets, None, DEFAULT)
-    unknown = keywords.keys() - Grouped.__annotations__.keys()
-    if unknown:
-        raise TypeError(
-            f"grouped_matmul() got an unexpected keyword argument {min(unknown)!r}; its options "
-            f"are {', '.join(Grouped.__annotations__)}."
-        )
     around = (
         keywords.pop("indices", None),
         keywords.pop("weights", None),
         keywords.pop("epilogue", None),
     )
+    unknown = keywords and keywords.keys() - Grouped.__annotations__.keys()
+    if unknown:
+        raise TypeError(
+            f"grouped_matmul() got an unexpected keyword argument {min(unknown)!r}; its options "
+            f"are {', '.join(Grouped.__annotations__)}."
+        )
     out, options, _ = split("grouped_matmul", keywords)
     plain = offsets is not None and all(one is None for one in around)
     return multiply_grouped(A, W, offsets, out, options, None if plain else Routing(*around))
@@ -393,7 +394,11 @@ def plan(op: str, a: Any, b: Any, offsets: Any, /, **options: Unpack[Choices]) -
 def plan(
     op: Op | str, a: Any, b: Any, /, *, epilogue: Epilogue, **options: Unpack[Choices]
 ) -> EpiloguePlan: ...
-@shows(Choices)
+@overload
+def plan(
+    op: Op | str, a: Any, b: Any, /, *, scale_a: Any, scale_b: Any = ..., **options: Unpack[Choices]
+) -> ScaledPlan: ...
+@shows(Planned)
 def plan(
     op: Op | str,
     a: Any,
@@ -403,11 +408,11 @@ def plan(
     *,
     device: str | None = None,
     epilogue: Epilogue | None = None,
-    **choices: Unpack[Choices],
-) -> Plan | HostPlan | EpiloguePlan:
+    **choices: Unpack[Planned],
+) -> Plan | HostPlan | EpiloguePlan | ScaledPlan:
     """Choose once how to compute ``op`` on operands like `a` and `b`; call the plan many times.
 
-    op : ``"matvec"`` (A, x), ``"vecmat"`` (x, A), ``"matmul"`` (A, B, and an epilogue) or
+    op : ``"matvec"`` (A, x), ``"vecmat"`` (x, A), ``"matmul"`` (A, B, an epilogue, scales) or
     ``"grouped_matmul"`` (A, W, offsets). The plan is frozen; it takes operands of the same shapes,
     dtypes and layouts, and explains itself. With ``device="cuda"`` and host operands it is a plan
     of what goes to the GPU when, and of how many bytes that are.
@@ -426,7 +431,12 @@ def plan(
         raise ValueError(f"op is {op!r}; it must be one of {', '.join(NAMES)}, grouped_matmul.")
     if offsets is not None:
         raise ValueError(f"{op} takes two operands; offsets go with grouped_matmul.")
+    scales = choices.pop("scale_a", None), choices.pop("scale_b", None)
     options = options_of("plan", choices)
+    if any(scale is not None for scale in scales):
+        if op != "matmul" or device is not None or epilogue is not None:
+            raise ValueError("scales are planned with matmul alone: no epilogue=, no device=.")
+        return planned_scaled(a, b, scales, options)
     if epilogue is not None:
         if op != "matmul" or device is not None:
             raise ValueError("an epilogue goes with matmul of operands where they lie: no device=.")

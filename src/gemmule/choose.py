@@ -166,7 +166,7 @@ def _sums_float8(problem: Problem, arithmetic: Arithmetic) -> bool:
 
 def eligible(rung: Rung, problem: Problem) -> bool:
     """Tell whether the rung is for automatic choices, and its arithmetic good enough."""
-    if rung.by_name_only:
+    if rung.by_name_only or rung.precision not in ("", problem.precision):
         return False
     arithmetic = rung.arithmetic(problem)
     if problem.quant is not None and problem.quant.activations == "int8":
@@ -337,20 +337,27 @@ def _simplest(
 
 
 def scaled_choice(
-    call: Call, machine: Machine, options: Options, kernels: tuple[bool, ...]
+    call: Call,
+    machine: Machine,
+    options: Options,
+    kernels: tuple[bool, ...],
+    function: str | None = None,
 ) -> Choice | None:
     """Choose for a product whose kernel applies scales; None where no proved rung does.
 
     call.problem: of the operands' dtypes and the scaled result's. kernels: rungs of which
-    `by_blocks` serve. ValueError where the named rung takes no such scales, or operands.
+    `by_blocks` serve. function: of an epilogue that it applies as well, as in `finished_choice`.
+    ValueError where the named rung takes no such scales, or operands.
     """
     taken = [
         one
         for one in _kernels(call, machine)
-        if one.by_blocks in kernels and not one.refusal_scaled(call.problem)
+        if one.by_blocks in kernels
+        and not (one.refusal_scaled if function is None else one.refusal_finished)(call.problem)
     ]
-    best = _best_of(taken, call, machine, evidence.SCALED, (options.rung, options.params))
-    if options.rung is not None and best is None:
+    end = evidence.SCALED + ("" if function is None else evidence.FINISHED[function])
+    best = _best_of(taken, call, machine, end, (options.rung, options.params))
+    if options.rung is not None and best is None and function is None:
         raise ValueError(
             f"rung {options.rung} computes no scaled product {call.problem.describe()}."
         )
@@ -364,7 +371,8 @@ def finished_choice(
 
     function: what of `gemmule.core.epilogue.FUNCTIONS` it is compiled for.
     """
-    taken = [one for one in _kernels(call, machine) if not one.refusal_finished(call.problem)]
+    every = [one for one in _kernels(call, machine) if not one.scaled]
+    taken = [one for one in every if not one.refusal_finished(call.problem)]
     return _best_of(taken, call, machine, evidence.FINISHED[function], (rung, params))
 
 

@@ -38,7 +38,17 @@ from gemmule.core.operand import Form, Operand, deciding
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Machine, Rung
 from gemmule.plan import Plan, resolve
-from gemmule.scaled import OUTS, scaled_product
+from gemmule.scaled import (
+    OUTS,
+    Scaled,
+    finishing,
+    result_dtype,
+    result_shape,
+    scaled_product,
+    scales_of,
+)
+from gemmule.scaled import ScaledPlan as ScaledPlan
+from gemmule.scaled import planned_scaled as planned_scaled
 from gemmule.storage import evidence
 
 Scalars = tuple[float, float]
@@ -84,14 +94,25 @@ def finished_product(a: Any, b: Any, epilogue: Epilogue, out: Any, options: Opti
 def scaled_and_finished(
     operands: tuple[Any, Any, Any, Any], epilogue: Epilogue, out: Any, options: Options
 ) -> Any:
-    """Return the scaled product (A, B and both scales) with an epilogue, which a pass computes."""
-    given_dtype = options.out_dtype or OUTS[0]
-    sums = scaled_product(*operands, None, replace(options, out_dtype=OUTS[0]))
+    """Return the scaled product (A, B and both scales) with an epilogue.
+
+    The kernel that scales applies it, or a pass over scaled sums in float32.
+    """
     left, right, target = unwrap_all(*operands[:2], NAMES["matmul"], out)
-    of = unwrap(sums, "the sums")
-    given = _checked((left, right), epilogue, target, (of.form.shape, given_dtype))
-    if 0 not in of.form.shape:
-        _pass_over(of, given)
+    dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
+    shape = result_shape(left.form.shape, right.form.shape)
+    scales = scales_of(*operands[2:], (*shape, left.form.shape[1]), left)
+    given = _checked((left, right), epilogue, target, (shape, dtype))
+    if 0 in shape:
+        return given.result()
+    whole = Scaled(left, right, scales, given.out)
+    kernel = finishing(whole, dtype, epilogue.activation, options)
+    if kernel is not None:
+        pair = given.a, given.b, given.out
+        kernel.finish(pair, scales[:2], given.scalars, given.places())
+    else:
+        sums = scaled_product(*operands, None, replace(options, out_dtype=OUTS[0]))
+        _pass_over(unwrap(sums, "the sums"), given)
     return given.result()
 
 
@@ -292,7 +313,7 @@ def resolved(a: Form, b: Form, out: Form | None, device: str, asked: tuple[Shape
     sums = out if wide == dtype else None
     apart = resolve("matmul", a, b, sums, device, replace(options, out_dtype=wide))
     plain = (a.ready, b.ready) == (None, None) and a.quant is None and b.quant is None
-    if device == "cpu" or not plain or call.swapped or call.outer or call.problem.batch != 1:
+    if device == "cpu" or not plain or call.swapped or call.outer:
         return Way(apart)
     if call.problem.op != "matmul" or call.problem.batch_invariant:
         return Way(apart)

@@ -8,8 +8,9 @@ read by the kernel alone on a GPU; on the host it is checked first.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from gemmule.core.canonical import DEFAULT, Options
 from gemmule.core.choice import Choice
 from gemmule.core.grouped import grouped
 from gemmule.core.operand import Form, Operand, deciding
+from gemmule.core.problem import FLOAT8_CODES
 from gemmule.core.rung import CpuRung
 from gemmule.plan import Plan, resolve
 from gemmule.quant.stack import QuantizedStack
@@ -54,6 +56,7 @@ class GroupedPlan(Plan):
 
     ends: Form = NOWHERE
     run: GroupedRun = _nothing
+    _met: list[Any] = field(default_factory=list, init=False)  # the key of tensors as planned
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what was asked for; whoever loads the plan chooses on its own machine."""
@@ -61,6 +64,14 @@ class GroupedPlan(Plan):
 
     def __call__(self, a: Any, b: Any, offsets: Any = None, /, *, out: Any = None) -> Any:
         """Compute the planned product, into `out` where given."""
+        key = None
+        if getattr(a, "is_cuda", False) and "torch" in sys.modules:
+            key = key_of(a, b, offsets, self.options)
+            if key is not None and key in self._met:
+                given = a, b, offsets
+                result = by_key(key, given, self.options, out, trusted=out is None)
+                if result is not None:
+                    return result
         operands = unwrap_grouped(a, b, offsets, out)
         forms = tuple(one.form for one in operands[:3])
         device = deciding(*operands[:2]).device
@@ -70,6 +81,7 @@ class GroupedPlan(Plan):
                 f"this plan computes {self.problem.describe()} on {self.device}; given was "
                 f"{' and '.join(f'{f.dtype} {f.shape}' for f in forms)} on {device}. Make another."
             )
+        self._met[:] = [] if key is None else [key]
         return multiplied(operands, self.options)
 
     def tune(self, *, max_seconds: float = 30.0) -> Plan:
@@ -122,23 +134,57 @@ def unwrap_weights(w: Any) -> Operand:
 
 def grouped_product(a: Any, w: Any, offsets: Any, out: Any, options: Options) -> Any:
     """Return the grouped product of the user's operands; PyTorch learns nothing of it."""
-    if out is None and getattr(a, "is_cuda", False) and "torch" in sys.modules:
-        result = of_tensors(a, w, offsets, options)
+    if getattr(a, "is_cuda", False) and "torch" in sys.modules:
+        result = of_tensors(a, w, offsets, options, out, trusted=out is None)
         if result is not None:
             return result
     return multiplied(unwrap_grouped(a, w, offsets, out), options)
 
 
-_bound: dict[Any, Any] = table()  # calls of tensors met before, by what tells those apart
+class Bound(NamedTuple):
+    """A call of tensors met before: ``call(*operands, out)``, and what its result looks like.
+
+    call: returns None where nothing was done; out: None, or a tensor for the result. extents: bytes
+    of the operands, from the first element to behind the last, 0 of codes.
+    """
+
+    call: Callable[..., Any]
+    form: tuple[Any, ...] = ()  # dtype, shape, strides, device
+    extents: tuple[int, ...] = ()
+    nbytes: int = 0
+
+    def takes(self, out: Any, operands: tuple[Any, ...]) -> bool:
+        """Tell whether `out` is a plain tensor such as a fresh result is, apart from operands."""
+        if type(out) is not sys.modules["torch"].Tensor or out.requires_grad or out.is_neg():
+            return False
+        if (out.dtype, out.shape, out.stride(), out.get_device()) != self.form:
+            return False
+        begin = out.data_ptr()
+        end = begin + self.nbytes
+        for one, extent in zip(operands, self.extents, strict=True):
+            if extent and one.data_ptr() < end and begin < one.data_ptr() + extent:
+                return False
+        return not begin & 15
+
+
+_bound: dict[Any, Bound] = table()  # calls of tensors met before, by what tells those apart
 MOST = 4096
 
 
-def of_tensors(a: Any, w: Any, ends: Any, options: Options, out: Any = None) -> Any | None:
+def of_tensors(
+    a: Any, w: Any, ends: Any, options: Options, out: Any = None, *, trusted: bool = True
+) -> Any | None:
     """Return the product of PyTorch's CUDA tensors met before, or None: the general path has it.
 
-    What tells tensors apart stands in the key; what is left are addresses. out: a tensor such as a
-    fresh result is, to be written.
+    What tells tensors apart stands in the key; what is left are addresses. out: a tensor to be
+    written; trusted: it is such as a fresh result is.
     """
+    key = key_of(a, w, ends, options)
+    return None if key is None else by_key(key, (a, w, ends), options, out, trusted=trusted)
+
+
+def key_of(a: Any, w: Any, ends: Any, options: Options) -> Any | None:
+    """Return what tells such tensors apart, None where these are others."""
     torch = sys.modules["torch"]
     tensor = torch.Tensor
     if type(a) is not tensor or type(ends) is not tensor:
@@ -150,24 +196,41 @@ def of_tensors(a: Any, w: Any, ends: Any, options: Options, out: Any = None) -> 
         matrices = w.dtype, w.shape, w.stride(), w.get_device()
     else:
         return None
-    key = (
+    return (
         a.dtype, a.shape, a.stride(), *matrices, ends.dtype, ends.shape, ends.stride(),
         a.get_device(), ends.get_device(), None if options is DEFAULT else options,
     )  # fmt: skip
-    call = _bound.get(key)
-    if call is None:
+
+
+def by_key(
+    key: Any, operands: tuple[Any, Any, Any], options: Options, out: Any, *, trusted: bool
+) -> Any | None:
+    """Return the product of operands that this key tells from others, as `of_tensors`."""
+    bound = _bound.get(key)
+    if bound is None:
         if len(_bound) >= MOST:
             _bound.clear()
-        call = _bound[key] = _bound_call(a, w, ends, options)
-    return call(a, w, ends, out)
+        bound = _bound[key] = _bound_call(*operands, options)
+    if trusted:
+        return bound.call(*operands, out)
+    return written(bound, operands, out)
 
 
-def _bound_call(a: Any, w: Any, ends: Any, options: Options) -> Any:
-    """Return ``(a, w, ends, out)`` -> the product of tensors like these, or None: nothing was done.
+def written(bound: Bound, operands: tuple[Any, ...], out: Any) -> Any | None:
+    """Return the user's `out`, filled, or None: nothing was done."""
+    if not bound.takes(out, operands) or bound.call(*operands, out) is None:
+        return None
+    sys.modules["torch"]._C._increment_version([out])
+    return out
 
-    out: None, or a tensor for the result.
-    """
-    from gemmule.dispatch.torch import maker  # only where PyTorch is
+
+def _nobody(*given: Any) -> None:
+    """Do nothing."""
+
+
+def _bound_call(a: Any, w: Any, ends: Any, options: Options) -> Bound:
+    """Return the call of tensors like these."""
+    from gemmule.dispatch.torch import extent, maker  # only where PyTorch is
 
     torch = sys.modules["torch"]
     operands = unwrap_grouped(a, w, ends, None)
@@ -176,10 +239,11 @@ def _bound_call(a: Any, w: Any, ends: Any, options: Options) -> Any:
     launcher = getattr(plan.run, "__self__", None)
     ordinal = a.get_device()
     if not isinstance(launcher, GroupedLauncher) or 0 in (*w.shape, *a.shape):
-        return lambda a, w, ends, out: None
+        return Bound(_nobody)
     start, mask = launcher.starter(ordinal), plan.problem.alignment - 1
     coded = isinstance(w, QuantizedStack)
-    fresh = maker(plan.choice.call.out_shape, getattr(torch, plan.problem.out), ordinal)
+    dtype, shape = getattr(torch, plan.problem.out), plan.choice.call.out_shape
+    fresh = maker(shape, dtype, ordinal)
     device_of, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
     def call(a: Any, w: Any, ends: Any, out: Any) -> Any | None:
@@ -195,7 +259,9 @@ def _bound_call(a: Any, w: Any, ends: Any, options: Options) -> Any:
         start(stream_of(ordinal), left, right, result.data_ptr(), at)
         return result
 
-    return call
+    extents = tuple(extent(one.form) for one in (left, right, third))
+    packed = Form.packed(shape, plan.problem.out)
+    return Bound(call, (dtype, shape, packed.strides, ordinal), extents, extent(packed))
 
 
 def multiplied(operands: Operands, options: Options) -> Any:
@@ -249,7 +315,8 @@ def _on_host(choice: Choice, options: Options) -> GroupedRun:
         raise TypeError(f"rung {rung.folder}/{rung.name} is for {rung.backend}, not for CPUs.")
     core = rung.bind(choice.problem, choice.params)
     # What the rung promises of its sums holds where no weight is rounded to a half.
-    of_group = Options(out_dtype=choice.problem.out, exact=True)
+    widened = choice.problem.b == FLOAT8_CODES  # whose floats and sums are float32
+    of_group = Options(out_dtype="float32" if widened else choice.problem.out, exact=True)
 
     calls: dict[int, Any] = {}  # by the rows of a group, all else being alike
 

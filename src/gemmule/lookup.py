@@ -83,7 +83,8 @@ def multiply_grouped(
     if "torch" in sys.modules:
         from gemmule.dispatch.tracked import wanted  # only where PyTorch is
 
-        if wanted(a, w) or (routing is not None and wanted(routing.weights, None)):
+        weights = None if routing is None else routing.weights
+        if wanted(a, w) or (weights is not None and wanted(weights, weights)):
             from gemmule.frameworks import grouped as operator
 
             return operator.through(*given)

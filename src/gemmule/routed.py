@@ -29,7 +29,14 @@ from gemmule.core.canonical import DEFAULT, Options
 from gemmule.core.grouped import Routed, Routing, routed
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
-from gemmule.grouped import GroupedPlan, grouped_product, resolve_grouped, unwrap_weights
+from gemmule.grouped import (
+    Bound,
+    GroupedPlan,
+    grouped_product,
+    resolve_grouped,
+    unwrap_weights,
+    written,
+)
 from gemmule.quant.stack import QuantizedStack
 from gemmule.rungs._cuda.geometry import starts_early
 
@@ -42,8 +49,8 @@ def routed_product(
     """Return the product of the user's operands; PyTorch learns nothing of it."""
     if routing is None:
         return grouped_product(a, w, offsets, out, options)
-    if out is None and getattr(a, "is_cuda", False) and "torch" in sys.modules:
-        result = of_tensors(a, w, offsets, options, routing)
+    if getattr(a, "is_cuda", False) and "torch" in sys.modules:
+        result = of_tensors(a, w, offsets, options, routing, out)
         if result is not None:
             return result
     left, right = unwrap(a, "A"), unwrap_weights(w)
@@ -81,45 +88,54 @@ def routed_product(
     return result.original
 
 
-_bound: dict[Any, Any] = table()  # calls of tensors met before, by what tells those apart
+_bound: dict[Any, Bound] = table()  # calls of tensors met before, by what tells those apart
 MOST = 4096
 
 
-def of_tensors(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -> Any | None:
+def of_tensors(
+    a: Any, w: Any, ends: Any, options: Options, routing: Routing, out: Any = None
+) -> Any | None:
     """Return the product of PyTorch's CUDA tensors met before, or None: the general path has it."""
     torch = sys.modules["torch"]
-    given = (a, routing.indices, routing.weights, ends)
-    if any(one is not None and type(one) is not torch.Tensor for one in given):
+    tensor, indices, weights = torch.Tensor, routing.indices, routing.weights
+    if type(a) is not tensor:
         return None
-    coded = type(w) is QuantizedStack
-    if not coded and type(w) is not torch.Tensor and type(w) is not torch.nn.Parameter:
+    key: tuple[Any, ...] = a.dtype, a.shape, a.stride(), a.get_device(), routing.epilogue
+    for one in (indices, weights, ends):
+        if one is None:
+            key += (None,)
+        elif type(one) is tensor:
+            key += one.dtype, one.shape, one.stride(), one.get_device()
+        else:
+            return None
+    if type(w) is QuantizedStack:
+        key += w.matrix.kept(quantized_form), w.experts, w.device
+    elif type(w) is tensor or type(w) is torch.nn.Parameter:
+        key += w.dtype, w.shape, w.stride(), w.get_device()
+    else:
         return None
-    about = [
-        None if one is None else (one.dtype, one.shape, one.stride(), one.get_device())
-        for one in (*given, None if coded else w)
-    ]
-    form = w.matrix.kept(quantized_form) if coded else None
-    place = (w.experts, w.device) if coded else None
-    choices = None if options is DEFAULT else options
-    key = (*about, form, place, routing.epilogue, choices)
-    call = _bound.get(key)
-    if call is None:
+    if options is not DEFAULT:
+        key += (options,)
+    bound = _bound.get(key)
+    if bound is None:
         if len(_bound) >= MOST:
             _bound.clear()
-        call = _bound[key] = _bound_call(a, w, ends, options, routing)
-    return call(a, w, ends, routing.indices, routing.weights)
+        bound = _bound[key] = _bound_call(a, w, ends, options, routing)
+    if out is None:
+        return bound.call(a, w, ends, indices, weights, None)
+    return written(bound, (a, w, ends, indices, weights), out)
 
 
-def _bound_call(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -> Any:
-    """Return ``(a, w, ends, indices, weights)`` -> the product of operands like these, or None."""
-    from gemmule.dispatch.torch import maker  # only where PyTorch is
+def _bound_call(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -> Bound:
+    """Return the call ``(a, w, ends, indices, weights, out)`` of operands like these."""
+    from gemmule.dispatch.torch import extent, maker  # only where PyTorch is
 
     torch, ordinal = sys.modules["torch"], a.get_device()
     others = (routing.indices, routing.weights, ends)
     tensors = [one for one in (a, *others) if one is not None]
     there = {unwrap(one, "it").device for one in (*tensors, w)}
     if there != {f"cuda:{ordinal}"} or any(0 in one.shape for one in (*tensors, w)):
-        return lambda *given: None
+        return Bound(_nobody)
     left, right = unwrap(a, "A"), unwrap_weights(w)
     forms = [None if one is None else unwrap(one, "it").form for one in others]
     # What plans are made for is alignment too: the least that is asked of each address below.
@@ -128,14 +144,15 @@ def _bound_call(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -
         *aligned, forms[0], forms[1], forms[2], routing.epilogue, left.device, options
     )
     if launch is None or 0 in about.shape:
-        return lambda *given: None
-    fresh = maker(about.shape, getattr(torch, about.out), ordinal)
+        return Bound(_nobody)
+    packed, dtype = Form.packed(about.shape, about.out), getattr(torch, about.out)
+    fresh, start = maker(about.shape, dtype, ordinal), launch.starter(ordinal, packed)
+    alone = launch.alone(ordinal, packed)
     memory = maker((launch.bytes,), torch.uint8, ordinal)
-    start = launch.starter(ordinal, Form.packed(about.shape, about.out))
     device_of, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     coded = isinstance(w, QuantizedStack)
 
-    def call(a: Any, w: Any, ends: Any, indices: Any, weights: Any) -> Any | None:
+    def call(a: Any, w: Any, ends: Any, indices: Any, weights: Any, out: Any) -> Any | None:
         x = a.data_ptr()
         matrix = launch_args.packed_addresses(w.matrix) if coded else w.data_ptr()
         if (x if coded else x | matrix) & 15 or device_of() != ordinal or a.is_neg():
@@ -144,12 +161,25 @@ def _bound_call(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -
             return None
         if weights is not None and weights.is_neg():
             return None
+        result = fresh() if out is None else out
+        if alone is not None:
+            at = (ends if indices is None else indices).data_ptr()
+            pair = (matrix, x) if coded else (x, matrix)
+            alone(stream_of(ordinal), *pair, result.data_ptr(), at)
+            return result
         i, v, e = (0 if one is None else one.data_ptr() for one in (indices, weights, ends))
-        out, work = fresh(), memory()
-        start(stream_of(ordinal), work.data_ptr(), x, matrix, i, v, e, out.data_ptr())
-        return out
+        work = memory()
+        start(stream_of(ordinal), work.data_ptr(), x, matrix, i, v, e, result.data_ptr())
+        return result
 
-    return call
+    of_w = right.form if right.form.quant is None else None
+    given = left.form, of_w, forms[2], forms[0], forms[1]
+    extents = tuple(0 if form is None else extent(form) for form in given)
+    return Bound(call, (dtype, about.shape, packed.strides, ordinal), extents, extent(packed))
+
+
+def _nobody(*given: Any) -> None:
+    """Do nothing."""
 
 
 @remembered(4096)

@@ -10,9 +10,10 @@ then multiplied, both in float32.
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,17 +29,20 @@ from gemmule.arrays.interop import (
     unwrap_all,
 )
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.backends.cuda.scaled import ScaledLauncher
+from gemmule.backends.cuda.scaled import FinishedScaledLauncher, ScaledLauncher
+from gemmule.backends.explained import explained
 from gemmule.choose import scaled_choice
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import NAMES, Options, canonical
+from gemmule.core.choice import Choice
+from gemmule.core.epilogue import FUNCTIONS
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import BYTES, FLOAT8, HALVES, check_problem, matmul_shape, numpy_dtype
-from gemmule.plan import resolve
+from gemmule.plan import Plan, resolve
+
+log = logging.getLogger("gemmule")
 
 OUTS = ("float32", *HALVES)  # of a scaled product
-
-
 BLOCK = 128  # steps of the sum, and rows or columns, that share a scale by blocks
 
 
@@ -48,6 +52,11 @@ class Scales(NamedTuple):
     a: Operand
     b: Operand
     by_blocks: bool
+
+    def words(self) -> str:
+        """Return how the scales lie, for people."""
+        each = (" x ".join(map(str, one.form.shape)) or "one number" for one in self[:2])
+        return f"{' and '.join(each)}, of {'blocks' if self.by_blocks else 'rows and columns'}"
 
 
 class Scaled(NamedTuple):
@@ -68,7 +77,7 @@ def scaled_product(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, options
     left, right, target = unwrap_all(a, b, NAMES["matmul"], out)
     dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
     shape = result_shape(left.form.shape, right.form.shape)
-    scales = _scales(scale_a, scale_b, (*shape, left.form.shape[1]), left)
+    scales = scales_of(scale_a, scale_b, (*shape, left.form.shape[1]), left)
     given = Scaled(left, right, scales, target)
     if target is None:
         target = empty_like_kind(shape, dtype, left)
@@ -120,7 +129,7 @@ def _bound_call(tensors: tuple[Any, ...], options: Options) -> Any:
     left, right, _ = unwrap_all(tensors[0], tensors[1], NAMES["matmul"], None)
     dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
     shape = result_shape(left.form.shape, right.form.shape)
-    scales = _scales(tensors[2], tensors[3], (*shape, left.form.shape[1]), left)
+    scales = scales_of(tensors[2], tensors[3], (*shape, left.form.shape[1]), left)
     ordinal = tensors[0].get_device()
     launcher = None
     if 0 not in shape:
@@ -202,7 +211,7 @@ def check_scale(shape: tuple[int, ...], dtype: str, sizes: tuple[int, int], axis
     return True
 
 
-def _scales(scale_a: Any, scale_b: Any, sizes: tuple[int, int, int], like: Operand) -> Scales:
+def scales_of(scale_a: Any, scale_b: Any, sizes: tuple[int, int, int], like: Operand) -> Scales:
     """Return both scales of a product of these sizes (m, n, k), checked."""
     found, by_blocks = [], False
     for axis, scale in enumerate((scale_a, scale_b)):
@@ -251,9 +260,36 @@ class Lie(NamedTuple):
     kernels: tuple[bool, ...]
 
 
+def finishing(
+    given: Scaled, dtype: str, activation: str | None, options: Options
+) -> FinishedScaledLauncher | None:
+    """Return what computes a scaled product with an epilogue in one go, or None."""
+    left, right, scales, out = given
+    if left.device == "cpu" or out is None:
+        return None
+    kernels = kernels_for(scales, out.form.shape[1])
+    lie = Lie(left.form, right.form, out.form, left.device, kernels)
+    return finished_once(lie, dtype, activation, options)
+
+
+@remembered(1024)
+def finished_once(
+    lie: Lie, dtype: str, activation: str | None, options: Options
+) -> FinishedScaledLauncher | None:
+    """Return `finishing`'s launcher for operands that lie so."""
+    choice = _choice(lie, dtype, options, FUNCTIONS[activation])
+    return None if choice is None else FinishedScaledLauncher(choice, activation)
+
+
 @remembered(1024)
 def fused(lie: Lie, dtype: str, options: Options) -> ScaledLauncher | None:
     """Return what computes a scaled product on a GPU in one go, or None: no proved kernel does."""
+    choice = _choice(lie, dtype, options)
+    return None if choice is None else ScaledLauncher(choice)
+
+
+def _choice(lie: Lie, dtype: str, options: Options, function: str | None = None) -> Choice | None:
+    """Return the choice of a kernel that scales, and applies an epilogue's function if given."""
     a, b, out, device, kernels = lie
     # Strides and alignment are those of bytes: any of them stands for the operands' dtypes.
     left, right = (form._replace(dtype=FLOAT8[0]) for form in (a, b))
@@ -261,11 +297,31 @@ def fused(lie: Lie, dtype: str, options: Options) -> ScaledLauncher | None:
     problem = replace(call.problem, a=a.dtype, b=b.dtype)
     if a.dtype in BYTES:
         check_problem(replace(problem, out="int32"))
-    if call.swapped or call.outer or problem.op != "matmul":
-        return None
-    machine = backends.get("cuda").machine(device)
-    choice = scaled_choice(replace(call, problem=problem), machine, options, kernels)
-    return None if choice is None else ScaledLauncher(choice)
+    machine, choice = backends.get("cuda").machine(device), None
+    if not (call.swapped or call.outer) and problem.op == "matmul":
+        call = replace(call, problem=problem)
+        choice = scaled_choice(call, machine, options, kernels, function)
+    if choice is None and function is None:
+        log.warning("%s, scaled: %s", problem.describe(), without_kernel(kernels))
+    return choice
+
+
+def without_kernel(kernels: tuple[bool, ...]) -> str:
+    """Return what is done where no kernel scales: in words, for the log and for `explain`."""
+    if False in kernels:
+        return "no proved kernel scales it; a pass over the sums does, in float32"
+    return "no proved kernel scales it; A and B are scaled first and multiplied in float32"
+
+
+def apart(a: Form, b: Form, device: str, options: Options, *, by_blocks: bool) -> Plan:
+    """Return the plan of the product where no kernel scales: of the operands, or widened ones."""
+    forms = (Form.packed(one.shape, "float32") for one in (a, b)) if by_blocks else (a, b)
+    return resolve("matmul", *forms, None, device, _plain(options))
+
+
+def _plain(options: Options) -> Options:
+    """Return the options of the product alone."""
+    return Options(rung=options.rung, params=options.params, literal=options.rung is not None)
 
 
 def _apart(given: Scaled, target: Operand, options: Options) -> None:
@@ -280,7 +336,7 @@ def _apart(given: Scaled, target: Operand, options: Options) -> None:
             f"afterwards takes tensors of PyTorch, not arrays of {left.library}. Give those, or "
             "multiply without scales."
         )
-    plain = Options(rung=options.rung, params=options.params, literal=options.rung is not None)
+    plain = _plain(options)
     operands = (left, right, *given.scales[:2])
     a, b, rows, columns = (one.array if on_host else one.original for one in operands)
     if given.scales.by_blocks:
@@ -310,3 +366,69 @@ def _product(a: Any, b: Any, options: Options) -> Any:
     left, right, _ = unwrap_all(a, b, NAMES["matmul"], None)
     plan = resolve("matmul", left.form, right.form, None, left.device, options)
     return plan.execute(left, right, None)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScaledPlan:
+    """A scaled product of operands and scales like those given; frozen.
+
+    ``plan(A, B, scale_a=, scale_b=)`` computes; `explain()` tells by what rung, why, and
+    whether the kernel that multiplies applies the scales.
+
+    >>> import numpy as np, gemmule as gm
+    >>> A = np.ones((2, 256), np.int8)
+    >>> plan = gm.plan("matmul", A, A.T, scale_a=np.float32([[1, 2], [3, 4]]), scale_b=0.5)
+    >>> plan(A, A.T, scale_a=np.float32([[1, 2], [3, 4]]), scale_b=0.5)
+    array([[192., 192.],
+           [448., 448.]], dtype=float32)
+    >>> plan.explain().splitlines()[-1]
+    'scales     2 x 2 and 1, of blocks: A and B are scaled first and multiplied in float32'
+    """
+
+    options: Options
+    lie: Lie
+    scales: Scales
+    by: ScaledLauncher | Plan  # the kernel that scales, or the plan of a product without
+
+    def __repr__(self) -> str:
+        return f"ScaledPlan({self.choice.problem.describe()} on {self.lie.device})"
+
+    @property
+    def choice(self) -> Choice:
+        """The rung that multiplies, with its parameters and why."""
+        return self.by.choice
+
+    def __call__(self, a: Any, b: Any, /, *, scale_a: Any, scale_b: Any, out: Any = None) -> Any:
+        """Compute the planned product; ValueError for operands and scales that lie otherwise."""
+        given = planned_scaled(a, b, (scale_a, scale_b), self.options)
+        if given.lie != self.lie:
+            raise ValueError(f"{self!r} was given operands or scales of other shapes or strides.")
+        return scaled_product(a, b, scale_a, scale_b, out, self.options)
+
+    def explain(self) -> str:
+        """Return what runs, why, what it should cost, and what applies the scales."""
+        if isinstance(self.by, ScaledLauncher):
+            lines, words = (
+                explained("matmul", self.choice, self.by),
+                "by the kernel that multiplies",
+            )
+        else:
+            lines, words = [self.by.explain()], without_kernel(self.lie.kernels)
+            words = words if self.lie.device != "cpu" else words.partition("; ")[2]
+        return "\n".join([*lines, f"scales     {self.scales.words()}: {words}"])
+
+
+def planned_scaled(a: Any, b: Any, scales: tuple[Any, Any], options: Options) -> ScaledPlan:
+    """Return the plan of a scaled product."""
+    left, right, _ = unwrap_all(a, b, NAMES["matmul"], None)
+    dtype = result_dtype(left.form.dtype, right.form.dtype, options.out_dtype)
+    shape = result_shape(left.form.shape, right.form.shape)
+    found = scales_of(*scales, (*shape, left.form.shape[1]), left)
+    kernels, out = kernels_for(found, shape[1]), Form.packed(shape, dtype)
+    lie = Lie(left.form, right.form, out, left.device, kernels)
+    by: ScaledLauncher | Plan | None = None
+    if left.device != "cpu" and 0 not in shape:
+        by = fused(lie, dtype, options)
+    if by is None:
+        by = apart(left.form, right.form, left.device, options, by_blocks=found.by_blocks)
+    return ScaledPlan(options, lie, found, by)

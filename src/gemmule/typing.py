@@ -72,6 +72,13 @@ class Choices(Ways, total=False):
     out_dtype: Any
 
 
+class Planned(Choices, total=False):
+    """The options of a plan: those of a product, and scales of matrices of 8 bits."""
+
+    scale_a: Any
+    scale_b: Any
+
+
 class Same(Ways, total=False):
     """The options of a product whose result has its operands' dtype."""
 

@@ -59,3 +59,19 @@ def timed(driver: Any, ordinal: int) -> None:
     assert arrays.current_stream(like, ordinal) == arrays.LEGACY_STREAM
     two = [arrays.workspace(like, 64) for _ in range(2)]
     assert two[0][0] != two[1][0], "and others have their own again"
+
+
+@pytest.mark.parametrize(("each_ms", "calls"), [(2e-6, 64), (0.05, 64), (0.25, 16), (1, 4), (9, 1)])
+def test_a_graph_lasts_four_milliseconds_or_has_64_calls(each_ms: float, calls: int) -> None:
+    class Slow(TimedDriver):
+        def cuEventElapsedTime(self, before: int, after: int) -> tuple[Any, ...]:
+            return self._answer("cuEventElapsedTime", each_ms)
+
+    with emulated(kind=Slow):
+        run = GraphClock(0).prepare(Entry("a product", lambda index: None, sets=1))
+        found = run(0, 1)
+        assert found.calls == calls
+        assert found.seconds == pytest.approx(each_ms * 1e-3)
+        assert run(0, 65).calls == -(-65 // calls) * calls
+        del run
+        gc.collect()

@@ -181,10 +181,13 @@ def test_the_signature_shows_every_keyword() -> None:
         assert (names[: len(alike)], [one.name for one in names[len(alike) :]]) == (alike, more)
 
 
-@pytest.mark.parametrize("call", [gm.matvec, lambda A, x, **more: gm.plan("matvec", A, x, **more)])
-def test_an_unknown_keyword_is_named_beside_those_that_there_are(call: Any) -> None:
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'precison'.*precision"):
-        call(np.eye(2), np.ones(2), precison="ieee")
+@pytest.mark.parametrize("name", ["matvec", "vecmat", "matmul", "grouped_matmul", "plan"])
+def test_an_unknown_keyword_is_named_beside_those_that_there_are(name: str) -> None:
+    A, x = np.eye(2), np.ones(2)
+    operands = {"vecmat": (x, A), "plan": ("matvec", A, x), "grouped_matmul": (A, A[None], [2])}
+    said = rf"^{name}\(\) got an unexpected keyword argument 'precison'.*(precision|params)"
+    with pytest.raises(TypeError, match=said):
+        getattr(gm, name)(*operands.get(name, (A, x)), precison="ieee")
 
 
 @pytest.mark.parametrize(

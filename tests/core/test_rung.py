@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from children import printed
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
-from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, Problem, result_dtype
+from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, Problem, QuantSpec, result_dtype
 from gemmule.core.registry import LADDERS, all_rungs, ladder
 from gemmule.core.rung import (
     BACKENDS,
@@ -119,6 +120,18 @@ def test_signature_helpers_agree_with_the_dtype_rules(signatures: tuple[tuple[st
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("op", LADDERS)
+def test_a_ladder_is_shown_in_columns(op: str, backend: str) -> None:
+    rungs, begins = ladder(op, backend), set[tuple[int, int]]()
+    for rung, line in zip(rungs, repr(rungs).splitlines(), strict=True):
+        assert line.split()[:2] == [rungs.numbers[rung.name], rung.name]
+        assert line.endswith(f"  {rung.idea}")
+        begins.add((line.index(f" {rung.name} ") + 1, len(line) - len(rung.idea)))
+    widest = max(map(len, rungs.numbers.values())), max(map(len, rungs.numbers))
+    assert begins == {(widest[0] + 2, sum(widest) + 4)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("op", LADDERS)
 def test_every_ladder_holds_what_the_directory_holds(op: str, backend: str) -> None:
     rungs = ladder(op, backend)
     assert rungs
@@ -183,3 +196,17 @@ def test_loading_the_ladders_compiles_and_imports_nothing_heavy() -> None:
         "assert not heavy, heavy\n"
     )
     printed(code)
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(4, "float16"), (4, "bfloat16"), (8, "bfloat16")])
+def test_experts_that_stay_exact_are_rounded_by_no_rung(bits: int, dtype: str) -> None:
+    """Also by none that a caller names: plans ask the arithmetic, a name only what a rung takes."""
+    spec = QuantSpec(bits, 64, False, "row", "float16", False)
+    sizes = {"m": 96, "n": 128, "k": 256, "batch": 2, "alignment": 16}
+    dtypes = {"a": dtype, "b": f"uint{bits}", "out": dtype}
+    problem = Problem("grouped", **sizes, **dtypes, quant=spec)  # type: ignore[arg-type]
+    exact = replace(problem, quant=replace(spec, exact=True))
+    taken = [one for one in all_rungs("cuda", ("grouped",)) if one.mismatch(problem) is None]
+    rounding = [one for one in taken if one.arithmetic(problem).inputs == dtype]
+    assert rounding
+    assert {one for one in taken if one.mismatch(exact) is None} == {*taken} - {*rounding}

@@ -24,6 +24,7 @@ inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 inline int __clz(int v) { return v ? __builtin_clz(unsigned(v)) : 32; }
 inline int __ffs(int v) { return __builtin_ffs(v); }
+inline int __ffsll(long long v) { return __builtin_ffsll(v); }
 inline unsigned __brev(unsigned v) {
   unsigned r = 0;
   for (int i = 0; i < 32; ++i) r |= (v >> i & 1) << (31 - i);
@@ -84,6 +85,7 @@ inline int __float2int_rz(float a) { return int(a); }
 inline unsigned __float2uint_rn(float a) { return unsigned(nearbyintf(a)); }
 inline float __int2float_rn(int a) { return float(a); }
 inline float __uint2float_rn(unsigned a) { return float(a); }
+inline long long __double2ll_rn(double a) { return llrint(a); }
 inline float __double2float_rn(double a) { return float(a); }
 
 // CUDA has min and max for mixed arithmetic types in the global namespace.

@@ -96,15 +96,5 @@ CUEMU_WGMMA(wgmma_u8s8, u8, s8, int)
 CUEMU_WGMMA_RA(wgmma_f16_ra, f16)
 CUEMU_WGMMA_RA(wgmma_bf16_ra, bf16)
 #undef CUEMU_WGMMA_RA
-#define CUEMU_WGMMA_RA(name, KA, KB)                                                                            \
-  inline void name(float (&d)[64], const u32 (&a)[4], u64 b, bool accumulate) {                                 \
-    cuemu::wgmma_issue({d, 0, b, {a[0], a[1], a[2], a[3]}, accumulate,                                          \
-                        cuemu::wgmma_run<cuemu::Kind::KA, cuemu::Kind::KB, float, 128, true, false, false>});   \
-  }
-CUEMU_WGMMA_RA(wgmma_e4m3_ra, e4m3, e4m3)
-CUEMU_WGMMA_RA(wgmma_e5m2_ra, e5m2, e5m2)
-CUEMU_WGMMA_RA(wgmma_e4m3e5m2_ra, e4m3, e5m2)
-CUEMU_WGMMA_RA(wgmma_e5m2e4m3_ra, e5m2, e4m3)
-#undef CUEMU_WGMMA_RA
 
 }  // namespace ptx

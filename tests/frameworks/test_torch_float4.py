@@ -76,6 +76,11 @@ def test_experts(form: str) -> None:
             out = (torch.nn.functional.silu(gate) * up) @ floats[1][index[token, slot]]
             expected[token] += shares[token, slot] * out
     torch.testing.assert_close(experts(x, index, shares), expected, rtol=1e-4, atol=1e-3)
+    fewer, wider = weights[1][:3], torch.randn(4, 32, 64)
+    for other in (fewer, wider):
+        down = gm.quantize_experts(other, format=form)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="both must have as many experts"):
+            gt.QuantExperts(stacks[0], down)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,8 +18,10 @@ from products import OURS, THEIRS
 torch = pytest.importorskip("torch")
 
 from torch.autograd.gradcheck import GradcheckError  # noqa: E402
+from torch.utils._mode_utils import no_dispatch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from gemmule.dispatch import tracked  # noqa: E402
 from gemmule.frameworks import autograd, operators  # noqa: E402
 from gemmule.torch import ops as ops  # noqa: E402
 
@@ -254,6 +256,42 @@ def test_eager_products_do_not_pass_through_the_operators() -> None:
     with Seen() as seen:
         ops.matvec(A, x)
     assert seen.names[0] == "gemmule.matvec.default"  # the mode does see what there is to see
+
+
+class Handling(torch.Tensor):
+    """A tensor that handles operators, by their names, and functions in the usual way."""
+
+    names: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.names.append(str(func))
+        with no_dispatch():
+            plain = [one.as_subclass(torch.Tensor) if isinstance(one, cls) else one for one in args]
+        return func(*plain, **(kwargs or {}))
+
+
+class Calling(torch.Tensor):
+    """A tensor that sees functions of PyTorch, and no operators."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_tensors_that_handle_operators_see_products_and_others_do_not(side: int) -> None:
+    A, x = sample((3, 5)), sample((5,), seed=1)
+    for kind, passes in ((Handling, True), (Calling, False), (torch.nn.Parameter, False)):
+        assert tracked.dispatches(kind) == passes
+        given: list[Any] = [A, x]
+        with torch.no_grad():
+            given[side] = given[side].as_subclass(kind)
+            Handling.names.clear()
+            found = gm.matvec(*given)
+        assert ("gemmule.matvec.default" in Handling.names) == passes
+        with no_dispatch():
+            assert torch.equal(found.as_subclass(torch.Tensor), expected("matvec", A, x))
 
 
 # ---- mistakes -----------------------------------------------------------------------------------

@@ -68,3 +68,22 @@ def test_a_matrix_that_was_quantised_there_multiplies_there() -> None:
     Q = gm.quantize(W)
     exact = torch.from_numpy(Q.to("cpu").dequantize("float64")).cuda() @ x.double()
     torch.testing.assert_close((Q @ x).double(), exact, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("columns", [2, 5, 17])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (8, 64)])
+def test_a_column_has_its_bits_alone_and_among_others(bits: int, group: int, columns: int) -> None:
+    """By request, however the columns lie, and from both sides."""
+    W = given("bfloat16")
+    Q, options = gm.quantize(W, bits=bits, group_size=group), {"batch_invariant": True}
+    generator = torch.Generator("cuda").manual_seed(2)
+    X, Z = (
+        torch.randn((columns, size), generator=generator, device="cuda").bfloat16()
+        for size in (SHAPE[1], SHAPE[0])
+    )
+    alone = torch.stack([gm.matvec(Q, x, **options) for x in X], 1)
+    for among in (X.T, X.T.contiguous()):
+        assert torch.equal(gm.matmul(Q, among, **options), alone)
+    assert torch.equal(gm.matmul(X, Q.T, **options).T, alone)
+    across = torch.stack([gm.vecmat(z, Q, **options) for z in Z])
+    assert torch.equal(gm.matmul(Z, Q, **options), across)

@@ -41,7 +41,10 @@ def dequantised(quantised: Any, floats: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", architectures.EXPERTS)
-@pytest.mark.parametrize("options", [{"bits": 4, "group_size": 32}, {"bits": 8, "symmetric": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"bits": 4, "group_size": 32}, {"bits": 8, "symmetric": True}, {"format": "mxfp4"}],
+)
 def test_answers_are_those_of_the_dequantised_weights(name: str, options: Any) -> None:
     model = built(name)
     twin = copy.deepcopy(model)
@@ -93,6 +96,35 @@ def quantised_experts(name: str, **options: Any) -> Any:
     experts = built(name).model.layers[0].mlp.experts
     del experts._is_expert_parallel  # as in transformers before it had that
     return QuantExperts.from_experts(experts, **{"bits": 8, "group_size": 32, **options})
+
+
+def test_experts_of_float8_are_what_a_model_keeps() -> None:
+    """Tensors of codes and scales are taken as they are, and saved so."""
+    draw, kept = torch.Generator().manual_seed(3), []
+    for height, width in ((256, 64), (64, 128)):
+        codes = torch.randn(4 * height, width, generator=draw).to(torch.float8_e4m3fn)
+        scales = torch.rand(4 * height, width // 32, generator=draw)
+        form: Any = {"shape": (4, width, height), "bits": 8, "group_size": 32}
+        kept.append((codes, scales, QuantStack.from_tensors(codes, scales, **form)))
+    (*first, gate_up), (*second, down) = kept
+    experts = QuantExperts(gate_up.stack, down.stack)
+    assert "format='float8', group_size=32" in repr(experts)
+    assert experts.down_proj.state_dict()["codes"].dtype is torch.float8_e4m3fn
+    x, index = (
+        torch.randn(5, 64, generator=draw),
+        torch.tensor([[0, 3], [3, 1], [0, 1], [2, 3], [3, 0]]),
+    )
+    shares = torch.rand(5, 2, generator=draw)
+    wanted = torch.zeros(5, 64)
+    weights = [codes.float() * scales.repeat_interleave(32, 1) for codes, scales in (first, second)]
+    for token, slot in ((t, j) for t in range(5) for j in range(2)):
+        e = int(index[token, slot])
+        gate, up = (weights[0][256 * e : 256 * (e + 1)] @ x[token]).chunk(2)
+        inner = torch.nn.functional.silu(gate) * up
+        wanted[token] += shares[token, slot] * (weights[1][64 * e : 64 * (e + 1)] @ inner)
+    torch.testing.assert_close(experts(x, index, shares), wanted, rtol=1e-4, atol=1e-3)
+    with pytest.raises(TypeError, match="float8 g32 transposed"):
+        experts(x.requires_grad_(), index, shares).sum().backward()
 
 
 def test_tokens_of_other_processes_experts_add_nothing() -> None:

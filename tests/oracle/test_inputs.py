@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import oracle_mutants as mutants
-from gemmule.core.problem import numpy_dtype
+from gemmule.core.problem import QuantSpec, numpy_dtype
 from gemmule.oracle.inputs import KINDS, VIEWS, make_inputs
 from gemmule.oracle.problems import edge_problems, make_problem, random_case
 from oracle_mutants import F32
@@ -49,6 +50,33 @@ def test_inputs_are_reproducible_and_differ_by_seed() -> None:
         assert first.a.tobytes() == again.a.tobytes()
         assert first.b.tobytes() == again.b.tobytes()
         assert first.a.tobytes() != other.a.tobytes()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_quantised_matrices_are_of_every_kind_that_is_told(transposed: bool) -> None:
+    """Of random parts, with zero points between codes and upon them, and of extreme weights."""
+    spec = QuantSpec(4, 32, True, "row", "float32", transposed)
+    signature = ("uint4", "float32", "float32")
+    problem = make_problem("matvec", 24, 96, 1, signature, quant=spec)
+    seen: Counter[str] = Counter()
+    for seed, kind in itertools.product(range(40), ("normal", "scaled", "cancel")):
+        inputs = make_inputs(problem, kind, seed)
+        scales, zeros = (np.asarray(one) for one in (inputs.a.scales, inputs.a.zeros))
+        drawn = bool(((scales >= 0.5 / 8) & (scales <= 2 / 8)).all())
+        seen["drawn" if drawn else "made"] += 1
+        seen["none"] += bool((scales == 0).any())
+        seen["tiny"] += bool(((scales > 0) & (scales < 2.0**-40)).any())
+        seen["huge"] += bool((np.abs(scales) > 2.0**40).any())
+        seen["upon codes"] += drawn and bool((zeros == np.rint(zeros)).all())
+        seen["between codes"] += drawn and not (zeros == np.rint(zeros)).all()
+        if kind == "cancel":
+            b = inputs.b.astype(np.float64).reshape(96, -1)
+            assert np.array_equal(b[48:], -b[:48])
+        elif kind == "scaled":
+            seen["scaled"] += bool(np.abs(inputs.b).max() > 8)
+    assert all(seen[name] > 10 for name in ("drawn", "made", "tiny", "none", "scaled")), seen
+    assert all(seen[name] > 10 for name in ("huge", "upon codes", "between codes")), seen
+    assert seen["drawn"] + seen["made"] == 120
 
 
 def test_operands_lie_among_poison_as_aligned_as_promised() -> None:

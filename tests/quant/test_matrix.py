@@ -241,6 +241,7 @@ def test_dequantize_refuses_other_dtypes() -> None:
 def test_repr_is_short() -> None:
     text = repr(quantize(normal(100, 64)).T)
     assert text.startswith("QuantizedMatrix(shape=(64, 100), bits=4, group_size=128")
+    assert text.endswith(f"device='cpu', nbytes={100 * 32 + 100 * 8})")
     assert "\n" not in text
 
 

@@ -474,3 +474,24 @@ def test_a_user_who_makes_numpy_raise_gets_codes_of_small_weights(kind: dict[str
         for dtype in DTYPES:
             assert np.array_equal(made.dequantize(dtype), expected.dequantize(dtype))
     assert made.error == expected.error
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_what_a_library_makes_lies_where_its_arrays_lie(where: str) -> None:
+    """On another device than the default one: PyTorch's for shapes alone serves for any."""
+    beside = torch.empty((3, 4), dtype=torch.float16, device=where)
+    made_by = library.library_of(beside)
+    host = np.arange(12, dtype=np.float32).reshape(3, 4)
+    made = {
+        "float32": made_by.empty((3, 4), "float32"),
+        "bfloat16": made_by.cast(beside, "bfloat16"),
+        "uint8": made_by.dense(beside.T, "uint8").T,
+        "float16": made_by.dense(beside, "float16"),
+    }
+    for name, array in [*made.items(), ("float32", made_by.asarray(host))]:
+        assert (array.device, tuple(array.shape)) == (beside.device, (3, 4))
+        assert array.dtype == getattr(torch, name)
+    assert made["float16"] is beside
+    assert made["uint8"].T.is_contiguous()
+    host[:] = 0
+    assert where == "meta" or made_by.asarray(host).data_ptr() != host.ctypes.data

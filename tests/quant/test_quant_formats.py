@@ -248,10 +248,17 @@ def test_a_gguf_file_that_claims_more_than_it_holds_is_refused_at_once(tmp_path:
         "two tensors": head(2, 0) + 2 * (tensor + struct.pack("<QQIQ", 0, 0, 2, 0)) + bytes(64),
         "another byte order": b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
     }
+    alignment = head(0, 1) + text(b"general.alignment")
+    wrong = [struct.pack("<II", 4, size) for size in (0, 3, 48)]  # of 32 bits, and of other kinds
+    wrong += [struct.pack("<IQ", 10, 64), struct.pack("<If", 6, 32.0), struct.pack("<IQ", 8, 0)]
     path = tmp_path / "m.gguf"
     for message, content in claims.items():
         path.write_bytes(content + bytes(33))
         with pytest.raises(ValueError, match=f"not a readable GGUF file: .*{message}"):
+            read_gguf(path, "a")
+    for value in wrong:
+        path.write_bytes(alignment + value + bytes(33))
+        with pytest.raises(ValueError, match="alignment is no power of two"):
             read_gguf(path, "a")
     many = b"".join(text(b"t%d" % i) + struct.pack("<IIQ", 0, 0, 0) for i in range(30))
     path.write_bytes(head(30, 0) + many + bytes(64))

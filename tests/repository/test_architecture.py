@@ -244,7 +244,7 @@ WIDE = {
     "lookup": (10, "it finds the products of every kind of operands"),
     "lab": (17, "it measures and verifies all of them"),
     "outofcore": (9, "it plans, feeds and multiplies pieces by itself"),
-    "torch": (10, "layers, operators and several GPUs"),
+    "torch": (11, "layers, operators, scaled_mm and several GPUs"),
     "tuning": (14, "it runs whole products, judged and timed"),
 }
 

@@ -7,6 +7,8 @@ import pickle
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,10 @@ from cuemu.toolchain import missing_tools
 from device_tensors import Tensor
 from emulated_driver import emulated
 from gemmule import grouped
-from gemmule.core.problem import numpy_dtype
+from gemmule import routed as routed_calls
+from gemmule.core.canonical import Options
+from gemmule.core.grouped import Routing
+from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, numpy_dtype
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung
 from gemmule.grouped import GroupedPlan
@@ -28,7 +33,7 @@ from gemmule.oracle.judge import check
 from gemmule.oracle.problems import make_problem
 from gemmule.plan import Plan
 from gemmule_lab.verify import random_grouped
-from proofs import proofs
+from proofs import device, proofs
 
 RUNGS = [r for r in cuda_rungs() if r.folder == "grouped"]
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
@@ -354,6 +359,89 @@ def test_an_expert_with_many_tokens_among_empty_ones() -> None:
             assert verdict.ok, f"{rung.name} {ends}: {verdict.text}"
 
 
+@needs_emulator
+@pytest.mark.parametrize("form", [FLOAT4_DTYPE, FLOAT8_CODES])
+@pytest.mark.parametrize("rung", [r for r in RUNGS if r.quantized], ids=lambda r: r.name)
+def test_many_tokens_of_codes_that_are_floats(rung: CudaRung, form: str) -> None:
+    """Of scales above 2 and below, beside either kind of halves, by what proofs meet."""
+    for which, signature in enumerate(s for s in rung.signatures if s[1] == form and s[0] != s[2]):
+        emulator = Emulator(seed=2 + which)
+        emulator.machine = replace(emulator.machine, units=20)
+        for index, trial in enumerate(device.trials(rung, signature, few=True)):
+            if index % 3 == which % 3:
+                verdict = device.judge_trial(rung, trial, emulator.run)
+                assert verdict.ok, f"{trial}: {verdict.text}"
+
+
+def float_stack(form: Any, k: int = 96, n: int = 40) -> tuple[Array, Any, Array]:
+    """Return A, a stack of codes that are floats, and its product with A."""
+    a, w = operands("bfloat16", k, n)
+    stack = gm.quantize_experts(w.astype("f4") / 4, format=form, group_size=32)
+    assert stack.matrix.format == form
+    exact = [a[s:e].astype("f8") @ stack[i].dequantize("float64")
+             for i, (s, e) in enumerate(zip([0, *ENDS[:-1]], ENDS, strict=True))]  # fmt: skip
+    return a, stack, np.concatenate(exact)
+
+
+@needs_emulator
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4", "float8"])
+def test_stacks_of_floats_go_to_a_device_as_they_are(form: str, only_proved: Any) -> None:
+    """Once their rungs are proved; floats of 4 bits become 8-bit codes of twice the bytes else."""
+    a, stack, wanted = float_stack(form)
+
+    def multiply(*, proved: bool) -> None:
+        there = stack.to("cuda:1")
+        stays = proved or form == "float8"
+        assert there.matrix.format == (form if stays else None)
+        left, ends = (gm.asarray(one, device="cuda:1") for one in (a, ENDS))
+        rung = None if proved else "code_by_code"
+        found = gm.asarray(gm.grouped_matmul(left, there, ends, rung=rung), device="cpu")
+        np.testing.assert_allclose(found[:48].astype("f8"), wanted, rtol=2.0**-7, atol=2.0**-6)
+        index = np.repeat(np.arange(len(ENDS)), np.diff(ENDS, prepend=0))[:, None]
+        given = {"indices": gm.asarray(index, device="cuda:1"), "rung": rung}
+        rows = gm.asarray(a[:48], device="cuda:1")
+        by_index = gm.asarray(gm.grouped_matmul(rows, there, **given), device="cpu")[:, 0]
+        np.testing.assert_allclose(by_index.astype("f8"), wanted, rtol=2.0**-7, atol=2.0**-6)
+        back = there.to("cpu")
+        np.testing.assert_allclose(back.dequantize(), stack.dequantize(), rtol=2e-7, atol=0)
+
+    every = {rung.name for rung in RUNGS}
+    for proved in (every, set[str]()):
+        with emulated(1):
+            only_proved("cuda", proved)
+            multiply(proved=bool(proved))
+
+
+def test_codes_that_are_floats_of_8_bits(tmp_path: Any) -> None:
+    """Each weight is the nearest e4m3 number times its group's scale; files keep them."""
+    a, stack, wanted = float_stack("float8")
+    found = gm.grouped_matmul(a, stack, ENDS)
+    np.testing.assert_allclose(found[:48].astype("f8"), wanted, rtol=2.0**-7, atol=2.0**-6)
+    rng = np.random.default_rng(7)
+    w = rng.standard_normal((3, 70, 5)).astype("f4")
+    w[1] = 0
+    for scales in ("float32", "float16", "bfloat16"):
+        coded = gm.quantize_experts(w, format="float8", group_size=32, scale_dtype=scales)
+        error = abs(coded.dequantize() - w)
+        most = np.maximum(abs(w) / 16, abs(w).max() / 448 / 1024)  # of three bits, or a subnormal
+        assert (error <= 1.01 * most).all()
+        assert not coded.dequantize()[1].any()
+        coded.matrix.save(tmp_path / f"{scales}.safetensors")
+        again = gm.QuantizedMatrix.load(tmp_path / f"{scales}.safetensors")
+        np.testing.assert_array_equal(again.dequantize(), coded.matrix.dequantize())
+        assert repr(again) == repr(coded.matrix)
+    codes, one = np.ones((2, 4), numpy_dtype(FLOAT8_CODES)), np.ones((2, 1), np.float32)
+    form: dict[str, Any] = {"shape": (2, 4), "bits": 8, "group_size": -1}
+    for change in ({"zeros": one}, {"perm": np.arange(4, dtype=np.int32)}):
+        with pytest.raises(ValueError, match="no zero points and no perm"):
+            gm.QuantizedMatrix.from_parts(codes, one, **change, **form)
+    codes[1, 2] = np.nan
+    with pytest.raises(ValueError, match="some are NaN"):
+        gm.QuantizedMatrix.from_parts(codes, one, **form)
+    with pytest.raises(TypeError, match="no proved cpu rung computes"):
+        gm.matvec(stack.matrix, np.ones(96, np.float32))
+
+
 def make_fingerprints(inputs: Any) -> Any:
     """Return the inputs as if they had been made with the offsets that they hold now."""
     from gemmule.oracle.inputs import Inputs, _fingerprints
@@ -387,8 +475,6 @@ class Subclass(Tensor):
 @needs_emulator
 def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     host_tensors = pytest.importorskip("host_tensors")
-    from types import SimpleNamespace
-
     from gemmule import grouped
     from gemmule.core.caches import forget_plans
 
@@ -454,6 +540,78 @@ def test_tensors_met_before_go_straight_to_the_launch(monkeypatch: pytest.Monkey
     with emulated(1):
         multiply()
     forget_plans()  # the bound call among them
+
+
+@needs_emulator
+def test_tensors_met_before_go_straight_into_out_and_by_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But for an out that is another than a fresh result, or lies where an operand does."""
+    host_tensors = pytest.importorskip("host_tensors")
+    from gemmule.core.caches import forget_plans
+
+    library = device_tensors.library((1,), float16="float16", uint8="uint8")
+    for path in (grouped, routed_calls):
+        host_tensors.put_library(monkeypatch, library, device_tensors.maker, path)
+    a, w = operands("float16", k=128, n=128)
+    wanted = gm.grouped_matmul(a, w, ENDS)[:48]
+    index = np.repeat(np.arange(len(ENDS)), np.diff(ENDS, prepend=0))[:, None]
+
+    def multiply() -> None:
+        put = [gm.asarray(one, device="cuda:1") for one in (a, w, ENDS, np.zeros_like(a), index)]
+        left, right, ends, out, names = map(Tensor, put)
+        general: list[Any] = []
+        monkeypatch.setattr(grouped, "multiplied", lambda *given: general.append(given))
+
+        def judge(into: Any, *, straight: bool) -> None:
+            found = grouped.grouped_product(left, right, ends, into, grouped.DEFAULT)
+            assert (found is into) == straight == (not general)
+            general.clear()
+            if straight:
+                host = gm.asarray(into.array, device="cpu")
+                np.testing.assert_array_equal(host[:48], wanted)
+
+        for times in range(2):
+            judge(out, straight=True)
+            assert out.written == times + 1, "a gradient that needs what it held has to fail"
+        judge(left, straight=False)  # an operand
+        for shape, strides in (((50, 64), (128, 1)), ((50, 128), (256, 1)), ((50, 128), (1, 50))):
+            judge(Tensor(put[3].view(shape, strides)), straight=False)
+        tail = put[0].pointer + 2 * 128 * 49  # which begins within A
+        here = {"shape": (50, 128), "strides": (128, 1), "pointer": tail, "held": put[0]}
+        judge(Tensor(SimpleNamespace(dtype="float16", ordinal=1, **here)), straight=False)
+        out.requires_grad = True
+        judge(out, straight=False)
+        out.requires_grad = False
+
+        forms = (grouped.unwrap(one, "it").form for one in put[:3])
+        plan = grouped.resolve_grouped(*forms, None, "cuda:1", grouped.DEFAULT)
+        assert plan(left, right, ends) is None, "the general path, which is no more"
+        general.clear()
+        for _ in range(2):
+            found = plan(left, right, ends)
+            np.testing.assert_array_equal(gm.asarray(found.array, device="cpu")[:48], wanted)
+            assert plan(left, right, ends, out=out) is out
+        assert not general
+        with pytest.raises(ValueError, match="this plan computes grouped"):
+            plan(Tensor(put[0].view((48, 128), (128, 1))), right, ends)
+
+        rows, slots = (
+            Tensor(put[0].view((48, 128), (128, 1))),
+            put[3].view((48, 1, 128), (128,) * 2 + (1,)),
+        )
+        by_index = Routing(names), Tensor(slots)
+        given = rows, right, None, Options(), by_index[0]
+        for _ in range(2):
+            assert routed_calls.of_tensors(*given, by_index[1]) is by_index[1]
+            host = gm.asarray(put[3], device="cpu")
+            np.testing.assert_array_equal(host[:48], wanted)
+        moved = put[0].view((48, 1, 128), (128, 128, 1))
+        assert routed_calls.of_tensors(*given, Tensor(moved)) is None
+
+    with emulated(1):
+        multiply()
+    forget_plans()  # the bound calls among them
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])

@@ -56,8 +56,14 @@ def name_of(rung: Rung) -> str:
     return f"{rung.folder}/{rung.name}"
 
 
-def sizes(op: str) -> list[tuple[int, int, int]]:
-    return [(m, n, 1) for m, n in MATVEC_SIZES] if op == "matvec" else MATMUL_SIZES
+# Large enough for two threads, whose sums are then added: a few long rows, and long columns.
+SHARED = [(3, 12007, 1), (259, 517, 1)]
+
+
+def sizes(rung: Rung) -> list[tuple[int, int, int]]:
+    if rung.op != "matvec":
+        return MATMUL_SIZES
+    return [*((m, n, 1) for m, n in MATVEC_SIZES), *([] if rung.quantized else SHARED)]
 
 
 def specs(rung: Rung, signature: Signature) -> list[QuantSpec | None]:
@@ -104,7 +110,7 @@ def problems(rung: Rung, signature: Signature) -> Iterator[Problem]:
     for spec in specs(rung, signature):
         for layout_a, layout_b in pairs:
             options: dict[str, Any] = {"layout_a": layout_a, "layout_b": layout_b, "quant": spec}
-            for m, n, k in sizes(rung.op):
+            for m, n, k in sizes(rung):
                 yield make_problem(rung.op, m, n, k, signature, **options)
             for batch, shared_a, shared_b in BATCHES:
                 if spec is None or not shared_b:
@@ -190,6 +196,21 @@ def test_every_signature(rung: Rung, signature: Signature) -> None:
     forget_plans()
     assert count >= 10
     assert not found, "\n".join(found[:10])
+
+
+MIXED = [rung for rung in RUNGS if ("float16", "float32", "float32") in rung.signatures]
+
+
+@pytest.mark.parametrize("rung", MIXED, ids=name_of)
+def test_halves_beside_float32_in_shares(rung: Rung) -> None:
+    signature = ("float16", "float32", "float32")
+    layout = next(one for one in rung.layouts if one != "strided")
+    shapes = SHARED if rung.op == "matvec" else [(259, 130, 517), (1030, 2, 130)]
+    made = [make_problem(rung.op, *size, signature, layout_a=layout) for size in shapes]
+    count, found = failures(rung, (make_inputs(one, "integers", 1) for one in made))
+    forget_plans()
+    assert count > 0
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("rung", RUNGS, ids=name_of)

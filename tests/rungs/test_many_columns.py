@@ -1,64 +1,69 @@
-"""Codes by many columns: every order of B and of the result, and more columns than go at once."""
+"""Q x by many columns: x brought as it lies or put in order, and what codes are read for each."""
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
-import gemmule as gm
-from gemmule.core.problem import UNIT_ROUNDOFF, numpy_dtype
-from gemmule.rungs.quantized.cpu.blocks import products
-from quantized_products import NAMES, activations, bound_of, make_matrix, rung_called
+from cuda_emulation import Emulator
+from gemmule.core.problem import Problem, QuantSpec
+from gemmule.core.registry import rung_in
+from gemmule.oracle.problems import make_problem
+from proofs import device, proofs
 
-ORDERS = ("rows", "columns", "stepped")
-
-
-def in_order(array: np.ndarray, order: str) -> np.ndarray:
-    if order == "rows":
-        return np.ascontiguousarray(array)
-    if order == "columns":
-        return np.asfortranarray(array)
-    wide = np.zeros((2 * array.shape[0], 3 * array.shape[1]), array.dtype)
-    wide[::2, ::3] = array
-    return wide[::2, ::3]
+RUNG = rung_in("quantized", "cuda", "rounded_columns")
+NAMES = ("tall", "columns", "cluster", "parts", "panels")
+SHAPES = {
+    "cluster": (1, 32, 2, 1, 2),
+    "parts": (1, 64, 1, 4, 2),
+    "tall": (2, 64, 1, 1, 2),
+    "panel": (1, 256, 2, 1, 1),
+}
 
 
-@pytest.mark.skipif("packed_codes" not in NAMES, reason="this CPU cannot run it")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def product(bits: int, group: int, layout_b: str, terms: int = 520) -> Problem:
+    """Return 200 rows of `terms` codes by 72 columns of x: ragged but for what TMA reads."""
+    quant = QuantSpec(bits, group, True, "mma16", "float16", False)
+    types = (f"uint{bits}", "bfloat16", "bfloat16")
+    return make_problem("matmul", 200, 72, terms, types, layout_b=layout_b, quant=quant)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("layout_b", ["col", "row"])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_every_order_of_operands_and_results(bits: int, dtype: str) -> None:
-    """33 columns: a tile and a narrow one; 300: more than at once; 77 rows: no whole lines."""
-    rung = rung_called("packed_codes")
-    for (columns, zeros), order, into in itertools.product(
-        [(17, "none"), (33, "fraction"), (products.MOST_COLUMNS + 44, "integer")], ORDERS, ORDERS
-    ):
-        Q = make_matrix(101, 333, bits, 64, "float32", zeros)
-        B = in_order(activations((333, columns), dtype), order)
-        C = in_order(np.full((101, columns), np.nan, numpy_dtype(dtype)), into)
-        around = None if into != "stepped" else C.base
-        before = None if around is None else around.copy()
-        if around is not None:  # what lies between results stays as it is
-            around[1::2] = before[1::2] = 7
-        assert gm.matmul(Q, B, out=C, rung="packed_codes") is C
-        truth = Q.dequantize("float64") @ B.astype(np.float64)
-        limit = bound_of(rung, Q, B, dtype) + UNIT_ROUNDOFF[dtype] * np.abs(truth) * 1.01
-        assert (np.abs(C.astype(np.float64) - truth) <= limit).all(), (columns, order, into)
-        if around is not None:
-            assert (around[1::2] == before[1::2]).all()
-
-
-@pytest.mark.skipif("packed_codes" not in NAMES, reason="this CPU cannot run it")
-def test_more_prompts_than_are_kept_and_a_change_of_threads(
-    monkeypatch: pytest.MonkeyPatch,
+def test_products_are_right_where_x_is_brought_as_it_lies_and_where_not(
+    bits: int, layout_b: str, shape: str
 ) -> None:
-    Q, rng = (
-        make_matrix(600, 130, 4, 32, "float16", "integer", exact=True),
-        np.random.default_rng(4),
-    )
-    for columns in (*range(17, 37), 17):
-        monkeypatch.setattr(products, "thread_count", lambda columns=columns: 1 + columns % 3)
-        B = rng.integers(-8, 9, (130, columns)).astype(np.float32)
-        C = gm.matmul(Q, B, rung="packed_codes")
-        assert np.array_equal(C, Q.dequantize("float64") @ B.astype(np.float64)), columns
+    params = dict(zip(NAMES, SHAPES[shape], strict=True))
+    for seed, group in enumerate((128, 32, 16, 48)):
+        problem = product(bits, group, layout_b)
+        kind, view = (("normal", "contiguous"), ("integers", "padded"))[seed % 2]
+        trial = device.Trial(problem, params, kind, view, seed)
+        verdict = device.judge_trial(RUNG, trial, Emulator(seed).run)
+        assert verdict.ok, (trial, verdict.text)
+
+
+def test_what_lies_along_the_sum_and_is_aligned_needs_no_launch_in_front() -> None:
+    machine, params = proofs.proof_machine(), dict(zip(NAMES, SHAPES["cluster"], strict=True))
+    problem = product(4, 128, "col")
+    (step,) = RUNG.steps(problem, params, machine)
+    assert [one.operand for one in step.maps] == ["b", "a"]
+    assert not step.pdl
+    assert RUNG.workspace(problem, params, machine) == 0
+    in_parts = dict(zip(NAMES, SHAPES["parts"], strict=True))
+    _, added = RUNG.steps(problem, in_parts, machine)
+    assert added.kernel.startswith("add_parts")
+    ordered = replace(problem.quant, has_perm=True) if problem.quant else None
+    others = [
+        product(4, 128, "row"),
+        product(4, 128, "col", terms=519),
+        product(8, 8, "col"),  # an instruction has columns of two groups
+        replace(problem, alignment=8),
+        replace(problem, quant=ordered),
+    ]
+    for other in others:
+        first, second = RUNG.steps(other, params, machine)
+        assert first.kernel.startswith("turn_columns"), other.describe()
+        assert not second.maps, other.describe()
+        assert RUNG.workspace(other, params, machine) >= other.n * other.k * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import gc
@@ -10,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from gemmule.backends.cpu import pool, simd, steps, target
 from gemmule.core.problem import numpy_dtype
 from gemmule.core.rung import ACTIVATION_GROUP, Machine, Rung
 from gemmule.quant.matrix import QuantizedMatrix
-from gemmule.rungs.quantized.cpu import _operands
+from gemmule.rungs.quantized.cpu import _operands, _product
 from gemmule.rungs.quantized.cpu.plain import products
 from gemmule.rungs.quantized.cpu.vector import activations as arranged
 from gemmule.rungs.quantized.cpu.vector import codes, integers, panels, quads, rows
@@ -619,3 +621,70 @@ def test_panels_take_threads_where_they_are_asked_to_and_no_others(
     for asked in (True, False):
         gm.vecmat(x, Q, rung="panels", params={"threads": asked})
     assert found == {True: pool.team()[0] > 1, False: False}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_are_declared_as_wide_as_they_are(name: str) -> None:
+    """The bound follows from it: one of float32's for sums in float64 would see nothing."""
+    rung, seen = rung_called(name), set()
+    for code, b, out in rung.signatures:
+        Q = make_matrix(8, 64, 4 if code == "uint4" else 8, 32, "float32", "fraction")
+        kind = "int8" if "int8" in name else "float"
+        found = rung.arithmetic(problem_of(Q, 5, b, out, kind))
+        assert found.accumulator == ("float64" if b == "float64" else "float32")
+        assert (found.activations_bits is not None) == (kind == "int8")
+        seen.add(b)
+    assert "float32" in seen
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_product_is_cut_and_laid_out_as_its_way_says(seed: int) -> None:
+    """The kernel is a recorder: it takes the words and writes each element's place in y."""
+    rng = np.random.default_rng(seed)
+    columns, panel, most = (int(rng.integers(1, high)) for high in (70, 9, 40))
+    padded, takes, alone_below = bool(seed % 2), seed % 8 != 7, int(rng.choice((0, 1 << 30)))
+    panels, panel_bytes = (columns + panel - 1) // panel, int(rng.choice((64, 32 << 10)))
+    parts = SimpleNamespace(m=12, codes=np.zeros((12, 50), np.uint8))
+    x, y = np.ones((20, columns), np.float32), np.full((12, columns), np.nan, np.float32)
+    ran, of_matrix = [], _product.Product._fields.index("x")
+    fields = dict(zip(_product.Product._fields, range(100), strict=False))
+
+    def prepare(given: np.ndarray, place: int, nbytes: int) -> int | None:
+        assert given is x
+        assert place % 64 == 0
+        assert nbytes == panel_bytes
+        memory = (ctypes.c_ubyte * (panels * panel_bytes)).from_address(place)
+        assert not any(memory[:: max(1, panel_bytes // 64)])
+        memory[-1] = 1
+        return 5 if takes else None
+
+    def kernel(words: tuple[int, ...], m: int, unit: int, rows: int, *, alone: bool) -> None:
+        told = _product.Product(*words)
+        wide = panels * panel if padded else columns
+        assert words[:of_matrix] == tuple(fields.values())[:of_matrix]
+        assert (told.columns, told.factor, m, unit) == (wide, 5, 12, 4)
+        assert rows == (most if most < 30 else 30)
+        assert alone == (12 * 50 * wide < alone_below)
+        memory = (ctypes.c_float * (12 * wide)).from_address(told.y)
+        memory[:] = range(12 * wide)
+        ran.append(wide)
+
+    way = _product.Way(
+        rows=SimpleNamespace(run=kernel),  # type: ignore[arg-type]
+        product=_product.Product(*fields.values()),
+        kept=None,
+        unit=4,
+        panel=panel,
+        panel_bytes=panel_bytes,
+        prepare=prepare,
+        padded=padded,
+        most_rows=most,
+        alone_below=alone_below,
+    )
+    assert _product.multiply(parts, way, x, y, 30) is takes  # type: ignore[arg-type]
+    assert len(ran) == takes
+    if takes:
+        expected = np.arange(12 * ran[0], dtype=np.float32).reshape(12, ran[0])[:, :columns]
+        np.testing.assert_array_equal(y, expected)
+    else:
+        assert np.isnan(y).all()

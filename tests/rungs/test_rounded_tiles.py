@@ -170,3 +170,19 @@ def test_every_bit_of_a_number_counts(size: float, factor: float, whole: bool) -
     truth = Q.dequantize("float64") @ B.astype(np.float64)
     error = np.abs(gm.matmul(Q, B, rung=NAME) - truth)
     assert (error <= 2.0**-20 * np.abs(truth) + 2.0**-148).all()
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_bits_do_not_depend_on_what_lies_behind(dtype: str) -> None:
+    """Panels are of 16 columns in groups of 32: in half of the groups' last ones nothing lies."""
+    Q = make_matrix(37, 130, 4, 32, "float32", "fraction")
+    for columns in (17, 33, 50):
+        x, found = activations((130, columns), dtype), []
+        for behind in (1.0, 6e-8, np.inf, np.nan):  # the second is subnormal among halves
+            memory = np.full(x.size + 4096, behind, x.dtype)
+            memory[: x.size] = x.reshape(-1)
+            given = memory[: x.size].reshape(x.shape)
+            found += [gm.matmul(Q, given, rung=NAME), gm.matmul(Q, given, rung=NAME)]
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0])

@@ -16,6 +16,7 @@ from cuemu.toolchain import missing_tools
 from device_tensors import Tensor
 from emulated_driver import Poisoned, emulated
 from gemmule.arrays.interop import unwrap
+from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.caches import forget_plans
 from gemmule.core.canonical import Options
 from gemmule.core.grouped import Routing, routed
@@ -177,16 +178,20 @@ def test_on_a_device(tokens: int) -> None:
             gm.asarray(indices.astype(np.int32), device="cuda:1"),
             stack.to("cuda:1"),
         )
+        slots, first = put["s"], indices[:, :1]  # the first of three slots, far from each other
+        put["1"] = DeviceArray(slots.pointer, (tokens, 1, K), slots.strides, "bfloat16", 1, slots)
+        put["i1"] = gm.asarray(np.ascontiguousarray(first), device="cuda:1")
         cases = [("a", "w", "i", None, None), ("s", "w", "i32", "v", None)]
+        cases += [("1", "w", "i1", None, None), ("1", "q", "i1", None, None)]
         cases += [("a", "w", "i32", "v", "silu_gate"), ("s", "q", "i", None, "silu_gate")]
         for rows, matrices, names, shares, epilogue in cases:
             options = {"indices": put[names], "epilogue": epilogue}
             options["weights"] = None if shares is None else put[shares]
             found = gm.asarray(gm.grouped_matmul(put[rows], put[matrices], **options), device="cpu")
             host = stack.dequantize("float64") if matrices == "q" else w
-            given = a if rows == "a" else by_slot
-            gated = epilogue is not None
-            wanted = looped(given, host, indices, weights if shares else None, gated=gated)
+            given = {"a": a, "s": by_slot, "1": by_slot[:, :1]}[rows]
+            gated, slot = epilogue is not None, first if rows == "1" else indices
+            wanted = looped(given, host, slot, weights if shares else None, gated=gated)
             error = np.abs(found.astype("f8") - wanted)
             assert (error <= 2.0**-7 * np.abs(wanted) + 2.0**-5).all()
         ends = gm.asarray(np.array([0, 2, 2, 5, 7, 7], np.int32), device="cuda:1")
@@ -213,15 +218,27 @@ class Named(Poisoned):
 
 
 @needs_emulator
-@pytest.mark.parametrize(("bits", "symmetric"), [(4, False), (8, True)])
-def test_codes_that_find_few_rows_themselves(bits: Literal[4, 8], symmetric: bool) -> None:
-    """In one launch, whose blocks sort all slots; weighted sums take a second one."""
+@pytest.mark.parametrize(("bits", "other"), [(4, False), (8, True), (16, False), (16, True)])
+def test_products_that_find_few_rows_themselves(bits: Literal[4, 8, 16], other: bool) -> None:
+    """In one launch, whose blocks sort all slots; weighted sums take a second one.
+
+    other: symmetric codes, or matrices along k.
+    """
     a, w, indices, weights = operands("bfloat16")
     by_slot = np.stack([a, 2 * a, 3 * a], axis=1).astype(a.dtype)
-    stack = gm.quantize_experts(w.astype("f4"), bits=bits, group_size=32, symmetric=symmetric)
+    kernel, params = "experts" if bits == 16 else "codes", {"tokens": 8}
+
+    def placed() -> tuple[Any, Any]:
+        if bits == 16:
+            along = gm.asarray(w.swapaxes(1, 2).copy(), device="cuda:1").view(
+                w.shape, (K * N, 1, K)
+            )
+            return along if other else gm.asarray(w, device="cuda:1"), w
+        stack = gm.quantize_experts(w.astype("f4"), bits=bits, group_size=32, symmetric=other)
+        return stack.to("cuda:1"), stack.dequantize("float64")
 
     def multiply(device: Named) -> None:
-        put = {0: gm.asarray(weights, device="cuda:1"), 1: stack.to("cuda:1")}
+        put, (matrices, host) = gm.asarray(weights, device="cuda:1"), placed()
         for rows, index, weighted, epilogue in itertools.product(
             (a, by_slot), (np.int32, np.int64), (False, True), (None, "silu_gate")
         ):
@@ -229,16 +246,18 @@ def test_codes_that_find_few_rows_themselves(bits: Literal[4, 8], symmetric: boo
             given: dict[str, Any] = {"indices": held[1], "epilogue": epilogue}
             gated = epilogue is not None
             if weighted:
-                given["weights"] = put[0]
+                given["weights"] = put
             else:  # into rows that lie apart
                 apart = gm.asarray(np.full((9, 3, 44), np.nan, a.dtype), device="cuda:1")
                 width = N // 2 if gated else N
                 given["out"] = apart.view((9, 3, width), (3 * 44, 44, 1))
             device.names.clear()
-            found = gm.grouped_matmul(held[0], put[1], rung="streamed_codes", **given)
-            assert len(device.names) == 1 + weighted
-            assert "routed_codes" in device.names[0]
-            host, shares = stack.dequantize("float64"), weights if weighted else None
+            given |= {"rung": f"streamed_{kernel}", "params": params}
+            found = gm.grouped_matmul(held[0], matrices, **given)
+            if not gated or bits < 16 or other:  # 20 ups of a row begin within a vector
+                assert len(device.names) == 1 + weighted
+                assert f"routed_{kernel}" in device.names[0]
+            shares = weights if weighted else None
             wanted = looped(rows, host, indices, shares, gated=gated)
             result = gm.asarray(found if weighted else apart, device="cpu").astype("f8")
             if not weighted:
@@ -246,6 +265,16 @@ def test_codes_that_find_few_rows_themselves(bits: Literal[4, 8], symmetric: boo
                 result = result[:, :, :width]
             error = np.abs(result - wanted)
             assert (error <= 2.0**-7 * np.abs(wanted) + 2.0**-5).all()
+        ends, rung = np.array([0, 2, 2, 5, 7, 7], np.int32), f"streamed_{kernel}"
+        given = {"rung": rung, "params": params, "epilogue": "silu_gate"}
+        held = [gm.asarray(x, device="cuda:1") for x in (a, ends)]
+        device.names.clear()
+        gates = gm.asarray(gm.grouped_matmul(held[0], matrices, held[1], **given), device="cpu")
+        if bits < 16 or other:
+            assert [f"gated_{kernel}" in name for name in device.names] == [True]
+        each = np.repeat(np.arange(EXPERTS), np.diff(ends, prepend=0))[:, None]
+        wanted = looped(a[:7], host, each, None, gated=True)[:, 0]
+        np.testing.assert_allclose(gates[:7].astype("f8"), wanted, rtol=2.0**-7, atol=2.0**-5)
 
     with emulated(1, Named) as device:
         assert isinstance(device, Named)

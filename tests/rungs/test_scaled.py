@@ -17,7 +17,7 @@ from cuemu.toolchain import missing_tools
 from device_tensors import Tensor
 from emulated_driver import emulated
 from gemmule import scaled as products
-from gemmule.core.problem import BYTES, numpy_dtype
+from gemmule.core.problem import BYTES, FLOAT8, numpy_dtype
 from gemmule.core.registry import cuda_rungs
 from gemmule.core.rung import CudaRung
 from gemmule.dispatch import torch as torch_calls
@@ -221,15 +221,15 @@ def test_blocks_on_the_host(kinds: tuple[str, str], library: str) -> None:
 def test_blocks_on_a_device() -> None:
     """By the kernel where scales of B are blocks of 128 columns, or one; in any order in memory."""
     rng, name = np.random.default_rng(5), "wgmma_float8_blocks"
-    dtype = numpy_dtype("float8_e4m3fn")
+    mixes = itertools.cycle(itertools.product(FLOAT8, repeat=2))
     taken = [kinds for kinds in KINDS if kinds[1] in ("coarse", "one")]
     with emulated():
-        for at, kinds in enumerate(taken):
+        for at, (kinds, mix) in enumerate(zip(taken, mixes, strict=False)):
             m, n, k = (int(rng.integers(most // 2, most)) for most in (200, 400, 500))
             scales = blocks_of(rng, m, n, k, kinds)
             matrices = [
-                np.array(rng.standard_normal(shape), dtype, order="FC"[at // turn % 2])
-                for shape, turn in (((m, k), 1), ((k, n), 2))
+                np.array(rng.standard_normal(shape), numpy_dtype(dtype), order="FC"[at // turn % 2])
+                for shape, turn, dtype in zip(((m, k), (k, n)), (1, 2), mix, strict=True)
             ]
             exact, size = scaled_by_blocks(matrices, scales)
             given = [gm.asarray(one, device="cuda:1") for one in (*matrices, *scales)]
@@ -342,3 +342,32 @@ def test_pytorch_traces_it() -> None:
         torch.compile(
             lambda *g: gm.matmul(*g[:2], scale_a=g[2], rung="wgmma_int8"), backend="eager"
         )(a, b, rows)
+
+
+@needs_emulator
+def test_plans_say_what_applies_the_scales(caplog: Any) -> None:
+    """And so does the log where no kernel does, once."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(s).astype(numpy_dtype("float8_e4m3fn")) for s in ((64, 256),) * 2)
+    fine, coarse = (np.ones(s, np.float32) for s in ((64, 2), (2, 1)))
+    host = gm.plan("matmul", a, b.T, scale_a=fine, scale_b=coarse)
+    assert np.array_equal(
+        host(a, b.T, scale_a=fine, scale_b=coarse), gm.matmul(a, b.T, scale_a=fine, scale_b=coarse)
+    )
+    with pytest.raises(ValueError, match="other shapes"):
+        host(a, b.T, scale_a=fine, scale_b=fine.T)
+    for more in ({"epilogue": gm.Epilogue()}, {"device": "cuda"}):
+        with pytest.raises(ValueError, match="scales are planned with matmul alone"):
+            gm.plan("matmul", a, b.T, scale_a=fine, **more)
+    with emulated():
+        given = [gm.asarray(one, device="cuda:1") for one in (a, b.T, fine, coarse, fine.T)]
+        whole = {"scale_a": given[2], "scale_b": given[3]}
+        plan = gm.plan("matmul", *given[:2], **whole, rung="wgmma_float8_blocks")
+        assert plan.explain().endswith("64 x 2 and 2 x 1, of blocks: by the kernel that multiplies")
+        assert plan.choice.rung.name == "wgmma_float8_blocks"
+        whole["scale_b"] = given[4]
+        with caplog.at_level("WARNING", "gemmule"):
+            plans = [gm.plan("matmul", *given[:2], **whole) for _ in range(2)]
+        assert plans[1].explain().endswith("A and B are scaled first and multiplied in float32")
+        assert caplog.text.count("no proved kernel scales it") == 1
+        del given, whole, plans, plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from gemmule.backends.cpu import amx
 from gemmule.backends.cpu.jit import kernel
 from gemmule.core.caches import forget_plans
 from gemmule.core.problem import numpy_dtype
-from gemmule.rungs.matmul.cpu import _tile_steps, dot_products, tile_products
+from gemmule.rungs.matmul.cpu import _tile_steps, dot_products, half_sums, tile_products
 from gemmule.rungs.matmul.cpu._tile_blocks import carried
 from gemmule.rungs.matmul.cpu.tile_products import block_groups
 from gemmule_lab.verify import check
@@ -89,24 +90,31 @@ def test_several_passes_over_several_blocks(dtype: str) -> None:
     assert (out[:, 295:] == 7).all()
 
 
-@pytest.mark.skipif(dot_products.RUNG.available() is not None, reason="no AVX512_BF16 here")
+@pytest.mark.parametrize(("rung", "beyond"), [(dot_products, 2.0**-130), (half_sums, 6e4)])
 @pytest.mark.parametrize("small", [256**3, 0])
-def test_dot_products_take_what_tiles_do(small: int, limit: Callable[..., None]) -> None:
-    """Every layout at the edges, several passes, what is too small, and prepared operands."""
+def test_dot_products_take_what_tiles_do(
+    rung: Any, beyond: float, small: int, limit: Callable[..., None]
+) -> None:
+    """Every layout at the edges, several passes, what is beyond them, and prepared operands."""
+    missing = rung.RUNG.available()
+    if missing is not None:
+        pytest.skip(missing)
     limit(tile_products, _SMALL=small)
     forget_plans()
-    name, rng = "dot_products", np.random.default_rng(8)
+    name, dtype = rung.__name__.rpartition(".")[2], rung.RUNG.signatures[0][0]
+    rng = np.random.default_rng(8)
     for layout_a, layout_b in itertools.product(("row", "col", "strided"), repeat=2):
         for m, n, k in (*SHAPES, (40, 33, 1100)):
-            A = drawn(rng, (m, k), "bfloat16", layout_a)
-            B = drawn(rng, (k, n), "bfloat16", layout_b)
-            for out in ("bfloat16", "float32"):
+            A = drawn(rng, (m, k), dtype, layout_a)
+            B = drawn(rng, (k, n), dtype, layout_b)
+            for out in (dtype, "float32"):
                 judged(A, B, out_dtype=out, rung=name)
     prepared = gm.prepare(B, rung=name)
     np.testing.assert_array_equal(gm.matmul(A, prepared, rung=name), gm.matmul(A, B, rung=name))
-    A[3, 5] = B[7, 9] = 2.0**-130
-    plain = gm.matmul(A, B, rung="packed_threads")
-    np.testing.assert_array_equal(gm.matmul(A, B, rung=name), plain)
+    whole = functools.partial(gm.matmul, out_dtype="float32")
+    assert (whole(A, B, rung=name) != whole(A, B, rung="packed_threads")).any()
+    A[3, 5] = B[7, 9] = beyond
+    np.testing.assert_array_equal(whole(A, B, rung=name), whole(A, B, rung="packed_threads"))
 
 
 @pytest.mark.usefixtures("tiles")
@@ -126,8 +134,13 @@ def test_empty_and_stacked_products() -> None:
     ("dtype", "size"),
     [("bfloat16", 2.0**-60), ("bfloat16", 2.0**-130), ("float16", np.inf), ("float16", np.nan)],
 )
-def test_what_tiles_do_not_carry_is_computed_plainly(dtype: str, size: float) -> None:
+@pytest.mark.parametrize("small", [256**3, 0])
+def test_what_tiles_do_not_carry_is_computed_plainly(
+    dtype: str, size: float, small: int, limit: Callable[..., None]
+) -> None:
     """Products and elements below the normal numbers, and what is no sum of two bfloat16."""
+    limit(tile_products, _SMALL=small)
+    forget_plans()
     rng = np.random.default_rng(4)
     A, B = drawn(rng, (20, 40), dtype, "row"), drawn(rng, (40, 18), dtype, "col")
     A[3, 5] = B[7, 9] = size
@@ -234,17 +247,16 @@ def test_pieces_are_multiplied_each_with_each() -> None:
             assert (a == c) != (b == d)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16, 96])
-def test_blocks_are_as_large_as_they_may_be_and_enough_for_all(threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 6, 16, 96])
+def test_blocks_are_few_and_shared_evenly(threads: int) -> None:
     for down, across in ((1, 1), (2, 9), (16, 16), (33, 7), (128, 128)):
-        rows, columns = block_groups(down, across, threads, (16, 8))
+        rows, columns = block_groups(down, across, threads, (16, 8), (6, 11))
         assert 1 <= rows <= min(16, down)
         assert 1 <= columns <= min(8, across)
         blocks = -(-down // rows) * -(-across // columns)
         if threads == 1:
-            assert (rows, columns) == (min(16, down), min(8, across))
-        else:
-            assert blocks >= 2 * threads or max(rows, columns) <= 2
+            assert blocks <= 2 * -(-down // 16) * -(-across // 8)
+        assert -(-blocks // threads) * rows * columns <= 2 * -(-down * across // threads) + 4
 
 
 @pytest.fixture
@@ -265,7 +277,7 @@ def test_faults_planted_in_tiles_are_seen(kind: str, fault: Callable[..., Any]) 
     elif kind == "add":
         fault(_tile_steps, "add_products", lambda sound, pieces, streamed="": sound((1, 1)))
     else:
-        fault(tile_products, "place_kernel", lambda sound, paired, unit: sound(False, unit))
+        fault(tile_products, "places_kernel", lambda sound, paired, unit: sound(False, unit))
     with pytest.raises(AssertionError, match="elements wrong"):
         judged(A, B, out_dtype="float32")
 

@@ -54,9 +54,10 @@ def ladders() -> str:
     return "\n".join(parts)
 
 
-def reference() -> dict[str, dict[str, str]]:
+def reference(root: Path) -> dict[str, dict[str, str]]:
     """Return the tables of the pages of reference."""
     types = {"results": dtype_tables.results(), "longest": dtype_tables.longest()}
+    types["epilogues"] = note_tables.epilogues(root)
     return {
         "api.md": {"interface": interfaces.table()},
         "dtypes.md": {"support": support_table.support(), **types},
@@ -69,7 +70,7 @@ def update(root: Path) -> list[Path]:
     page = root / "docs" / "ladder.md"
     if update_markers(page, {"ladders": ladders()}):
         changed.append(page)
-    for name, tables in reference().items():
+    for name, tables in reference(root).items():
         path = root / "docs" / name
         if path.is_file() and update_markers(path, tables):
             changed.append(path)

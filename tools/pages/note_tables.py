@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from counters import crosscheck
 from gemmule.core.problem import Problem
 from gemmule.storage import lines
+from gemmule_lab.bench import epilogues as bench
 from gemmule_lab.records import results
 from gemmule_lab.records.rows import Environment, Row
 from gemmule_lab.report.tables import TableData, markdown, significant
@@ -41,6 +43,16 @@ def update(root: Path) -> list[Path]:
     if page.is_file() and update_markers(page, {"crosscheck": text}):
         changed.append(page)
     return changed
+
+
+def epilogues(root: Path) -> str:
+    """Return the tables of products with an epilogue."""
+    told = []
+    for path in sorted(root.glob("evidence/*/bench/epilogues.jsonl")):
+        rows = list(lines.read(path, bench.SCHEMA))
+        cases = [list(of_case) for _, of_case in itertools.groupby(rows, bench.case_of)]
+        told.append(f"On record ({rows[0]['device']}):\n\n{markdown(bench.table('', cases))}")
+    return "\n\n".join(told) or NONE_YET
 
 
 def _crosscheck(path: Path) -> str:

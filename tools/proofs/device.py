@@ -9,7 +9,7 @@ import datetime as dt
 import functools
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -161,7 +161,7 @@ def _seen(rung: DeviceRung, problem: Problem, view: str) -> tuple[Problem, str]:
     if view != "sliced":
         return problem, view
     every = (problem.a, problem.b, problem.out)
-    codes = ("uint", "float4")
+    codes = ("uint", "float4", "float8")
     types = [name for name in every if problem.quant is None or not name.startswith(codes)]
     smallest = min(ITEMSIZE[name] for name in types)
     later = replace(problem, alignment=min(problem.alignment, smallest))
@@ -227,6 +227,15 @@ def narrow(arithmetic: Any) -> str | None:
     return arithmetic.accumulator if arithmetic.accumulator in ("float16", "bfloat16") else None
 
 
+def trials_of(rung: DeviceRung, variant: proofs.Variant, *, few: bool = False) -> Iterable[Any]:
+    """Return the launches that prove a variant, of which one with an epilogue takes some."""
+    signature = proofs.signature_of(variant)
+    if isinstance(rung, CudaRung) and proofs.scales(variant):
+        plain = proofs.plain_of(rung, signature, evidence.SCALED)
+        return scaled.some(rung, trials(rung, plain, few=few), signature[2])
+    return trials(rung, signature, few=few)
+
+
 def verify_rung(
     folder: str, name: str, ordinal: int = 0, few: bool = False, only: frozenset[str] | None = None
 ) -> list[Outcome]:
@@ -237,13 +246,9 @@ def verify_rung(
     runner, outcomes = DeviceRunner(ordinal), []
     device = runner.machine.name
     for variant in (one for one in proofs.variants(rung) if only is None or one.name in only):
-        signature, judged = proofs.signature_of(variant), judge_trial
-        if isinstance(rung, CudaRung) and proofs.scales(variant):
-            plain = proofs.plain_of(rung, signature, evidence.SCALED)
-            given = scaled.some(rung, trials(rung, plain, few=few), signature[2])
+        given, judged = trials_of(rung, variant, few=few), judge_trial
+        if proofs.scales(variant):
             judged = scaled.judge_trial
-        else:
-            given = trials(rung, signature, few=few)
         hows = proofs.activations(variant)
         if isinstance(rung, CudaRung) and hows:
             given = finished.some(rung, given)

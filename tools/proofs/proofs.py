@@ -200,7 +200,13 @@ def names(rung: DeviceRung) -> Iterator[str]:
 def _more(rung: CudaRung) -> Iterator[tuple[Signature, str]]:
     """Yield dtypes, and the ends of names, of variants that scale or have an epilogue."""
     yield from ((signature, evidence.SCALED) for signature in rung.scaled)
-    yield from itertools.product(rung.finished, evidence.FINISHED.values())
+    more = evidence.SCALED if rung.scaled else ""
+    ends = (more + end for end in evidence.FINISHED.values())
+    yield from itertools.product(rung.finished, ends)
+
+
+def _scaled_with(steps: tuple[Step, ...], function: str) -> tuple[Step, ...]:
+    return with_epilogue(with_scales(steps), function)
 
 
 _COMPILED: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
@@ -208,6 +214,10 @@ _COMPILED: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
     evidence.SCALED: with_scales,
     **{
         end: functools.partial(with_epilogue, function=function)
+        for function, end in evidence.FINISHED.items()
+    },
+    **{
+        evidence.SCALED + end: functools.partial(_scaled_with, function=function)
         for function, end in evidence.FINISHED.items()
     },
 }
@@ -228,7 +238,7 @@ def _launches(
 
 def plain_of(rung: CudaRung, signature: Signature, end: str) -> Signature:
     """Return the signature of the plain product behind one with this end of its name."""
-    if end != evidence.SCALED:
+    if not end.startswith(evidence.SCALED):
         return signature
     a, b, out = signature
     return a, b, rung.unscaled(Problem("matmul", 1, 1, a=a, b=b, out=out))
@@ -247,7 +257,7 @@ def adds_bias(variant: Variant) -> bool:
 
 def scales(variant: Variant) -> bool:
     """Tell whether the variant's kernels apply scales."""
-    return variant.name.endswith(evidence.SCALED)
+    return evidence.SCALED in variant.name
 
 
 def activations(variant: Variant) -> tuple[str | None, ...]:

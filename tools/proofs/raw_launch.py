@@ -52,7 +52,7 @@ def epilogue_of(around: Any, addresses: Sequence[int]) -> bytes:
         steps = [
             0 if n == 1 else s // one.itemsize for n, s in zip(one.shape, one.strides, strict=True)
         ]
-        places[name] = (address, (0, *[0] * (2 - len(steps)), *steps))
+        places[name] = (address, (*[0] * (3 - len(steps)), *steps))
     floor = 0.0 if around.activation == "relu" else float("-inf")
     return launch_args.EPILOGUE.pack(*launch_args.epilogue(places, floor))
 

@@ -19,7 +19,15 @@ from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core import memory
 from gemmule.core.operand import Form, Operand, deciding, extent
-from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, QuantSpec, check_dtype, numpy_dtype
+from gemmule.core.problem import (
+    DTYPES,
+    FLOAT4,
+    FLOAT4_DTYPE,
+    FLOAT8_CODES,
+    QuantSpec,
+    check_dtype,
+    numpy_dtype,
+)
 from gemmule.quant.library import refuse_without_data
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
@@ -140,7 +148,8 @@ def quantized_form(matrix: QuantizedMatrix) -> Form:
         matrix.transposed,
         matrix.perm is not None,
     )
-    dtype = FLOAT4_DTYPE if matrix.format else f"uint{matrix.bits}"
+    dtype = FLOAT4_DTYPE if matrix.scale_dtype in FLOAT4 else f"uint{matrix.bits}"
+    dtype = FLOAT8_CODES if matrix.format == "float8" else dtype
     return Form(matrix.shape, (0, 0), dtype, 16, spec)
 
 

@@ -47,14 +47,17 @@ def explained(op: str, choice: Choice, run: Run) -> list[str]:
         memory = choice.rung.workspace(*given) if packed is None else packed
         shared = _shared(choice.rung.steps(*given), run)
         lines.append(f"memory     workspace {memory:,} bytes, {shared} a block")
-    elif isinstance(choice.rung, LibraryRung) and problem.quant is not None:
+    elif isinstance(choice.rung, LibraryRung):
         memory = choice.rung.workspace(choice.problem, choice.params)
-        lines.append(f"memory     workspace {memory:,} bytes beside the library's own")
+        if memory or problem.quant is not None:
+            lines.append(f"memory     workspace {memory:,} bytes beside the library's own")
     arithmetic = choice.rung.arithmetic(choice.problem)
     rounded = f", of operands rounded to {arithmetic.inputs}" if arithmetic.inputs else ""
     if arithmetic.per_add > MOST_PER_ADD:
         bits = 25 - round(math.log2(arithmetic.per_add))
         rounded += f", of parts that tensor cores keep {bits} bits of; precision='ieee' forbids it"
+    if choice.rung.precision:
+        rounded += ", or integers within the bound of such sums; precision='ieee' forbids them"
     rounded += _unused(problem, arithmetic)
     lines.append(f"sums in    {arithmetic.accumulator}{rounded}")
     lines.append(f"copies     {'; '.join(choice.copies) or 'none'}")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gemmule.core.canonical import Call, Options
@@ -91,8 +90,7 @@ INDICES = ("int32", "int64")
 EPILOGUES = ("silu_gate",)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Routing:
+class Routing(NamedTuple):
     """How rows find their experts, if not by offsets, and what becomes of their products."""
 
     indices: Any = None

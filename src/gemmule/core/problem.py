@@ -31,6 +31,8 @@ HALVES = ("float16", "bfloat16")
 FLOAT4 = {"float8_e8m0fnu": "mxfp4", "float8_e4m3fn": "nvfp4"}
 """By the dtype of a quantised matrix's scales the format whose 4-bit codes are floats (e2m1)."""
 FLOAT4_DTYPE = "float4_e2m1fn"
+FLOAT8_CODES = "float8_e4m3fn"
+"""The dtype of 8-bit codes that are floats, whose scales are those of integers."""
 
 ITEMSIZE = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -45,7 +47,7 @@ UNIT_ROUNDOFF = {
     "complex64": 2.0**-24, "complex128": 2.0**-53,
 }  # fmt: skip
 
-PRECISIONS = ("float32", "ieee", "tf32")
+PRECISIONS = ("float32", "float64", "ieee", "tf32")
 BYTES = ("int8", "uint8")
 
 
@@ -242,10 +244,12 @@ class Problem:
         else:
             sizes = f"A {self.m} x {self.k} {self.layout_a}, B {self.k} x {self.n} {self.layout_b}"
         matrix = self.a if self.quant is None else describe_quant(self.quant)
+        matrix = matrix.replace("int8", "float8") if self.a == FLOAT8_CODES else matrix
         if self.op == "grouped":
             experts = f"{self.batch} experts of {self.k} x {self.n} {self.layout_b}"
             sizes = f"A {self.m} x {self.k} {self.layout_a}, {experts}"
             codes = self.b if self.quant is None else describe_quant(self.quant)
+            codes = codes.replace("int8", "float8") if self.b == FLOAT8_CODES else codes
             return f"grouped {sizes}, {self.a} x {codes} -> {self.out}"
         batch = f", batch {self.batch}" if self.batch != 1 else ""
         return f"{self.op} {sizes}{batch}, {matrix} x {self.b} -> {self.out}"
@@ -278,6 +282,11 @@ def check_problem(problem: Problem) -> Problem:
     if problem.precision not in PRECISIONS:
         raise ValueError(
             f"precision is {problem.precision!r}; it must be one of {', '.join(PRECISIONS)}."
+        )
+    if problem.precision == "float64" and problem.out != "float64":
+        raise ValueError(
+            f"precision='float64' is for products of float64; this one of {problem.a} and "
+            f"{problem.b} is {problem.out}. Convert the operands, or leave precision out."
         )
     if problem.accumulate not in (None, "float16", "float32"):
         raise ValueError(

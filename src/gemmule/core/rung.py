@@ -123,10 +123,10 @@ class Step:
 class ByIndex:
     """A grouped product that finds its rows by indices of a dtype; gated: it gives silu(gate) up.
 
-    out: the dtype of the result.
+    index: None where rows are sorted, and it is gated. out: the dtype of the result.
     """
 
-    index: str
+    index: str | None
     gated: bool
     out: str
 
@@ -175,11 +175,12 @@ class Rung:
     memory order, another shape, an alternative that loses): empty for a step. `batched` rungs take
     a leading batch axis; for the others the back end loops. `by_name_only` rungs are neither chosen
     by plans nor tried by the tuner unless they are named: what they gain depends on the calls
-    around them. A `vendor` rung calls the library that users have anyway: the choice, unless
-    another was tuned; but not where it `waits`: where each product waits for threads of a team,
-    also for one that the system does not run. `seconds`, `terms`: how long it takes, and the terms
-    by which that grows, with the coefficients of `counts_with` in a device's model. `choices`: the
-    parameters that are compared for a problem. How a rung runs is told by `CpuRung`, `CudaRung` and
+    around them; those with a `precision` are for calls that name it. A `vendor` rung calls the
+    library that users have anyway: the choice, unless another was tuned; but not where it `waits`:
+    where each product waits for threads of a team, also for one that the system does not run.
+    `seconds`, `terms`: how long it takes, and the terms by which that grows, with the coefficients
+    of `counts_with` in a device's model. `choices`: the parameters that are compared for a
+    problem. How a rung runs is told by `CpuRung`, `CudaRung` and
     `LibraryRung`.
     """
 
@@ -206,6 +207,7 @@ class Rung:
     counts_with: str = ""
     choices: Callable[[Problem, Machine], Iterable[Params]] | None = None
     by_name_only: bool = False
+    precision: str = ""
     vendor: bool = False
     waits: Callable[[Problem, Machine], bool] = _never
     name: str = ""
@@ -332,7 +334,8 @@ class CudaRung(Rung):
     (`_cuda/peers.cuh`). `adds`: compiled with BIAS it adds a number to each row (`_cuda/bias.cuh`).
     `scaled`: the dtypes of the operands and the results that it has compiled with SCALES
     (`_cuda/scales.cuh`); `by_blocks`: scales of A's rows, or 128 of them, by 128 steps of the sum,
-    and of B's 128 columns by those. `finished`: those with EPILOGUE (`_cuda/epilogue.cuh`).
+    and of B's 128 columns by those. `finished`: those with EPILOGUE (`_cuda/epilogue.cuh`), with
+    SCALES as well where the rung scales.
     `routed`: the launch of a grouped product of few rows that nobody sorted
     (`_cuda/few_rows.cuh`), or None where there is none.
     """
@@ -373,7 +376,7 @@ class CudaRung(Rung):
         """Return why the rung does not take `problem` with an epilogue on this machine, or None."""
         if (problem.a, problem.b, problem.out) not in self.finished:
             return f"it finishes no {problem.a} x {problem.b} -> {problem.out}"
-        return self.refusal(problem)
+        return self.refusal_scaled(problem) if self.scaled else self.refusal(problem)
 
     def unscaled(self, problem: Problem) -> str:
         """Return the dtype of the result of which `problem` is scaled: that of a plain product."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 Op: TypeAlias = Literal["matvec", "vecmat", "matmul"]
-Precision: TypeAlias = Literal["float32", "ieee", "tf32"]
+Precision: TypeAlias = Literal["float32", "float64", "ieee", "tf32"]
 Accumulate: TypeAlias = Literal["float16"]
 Activations: TypeAlias = Literal["float", "int8"]
 Bits: TypeAlias = Literal[4, 8]

@@ -22,6 +22,7 @@ from gemmule.backends.cuda.complex_parts import ByParts
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.backends.cuda.packed.launch import PackedLauncher
+from gemmule.backends.cuda.residues import ByResidues
 from gemmule.backends.cuda.starter import Start
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
@@ -30,7 +31,7 @@ from gemmule.dispatch.host import FastPath
 from gemmule.dispatch.torch_repeats import Known, Product, RepeatGuard, known
 from gemmule.quant.cuda.by_library import ByLibrary
 
-Run = Launcher | PackedLauncher | LibraryRun | ByLibrary | ByParts | BySlices
+Run = Launcher | PackedLauncher | LibraryRun | ByLibrary | ByParts | BySlices | ByResidues
 
 
 class TensorCall(FastPath):
@@ -124,9 +125,10 @@ def bound_call(
             end = result + out_bytes
             if result & mask or not result or (result < low + low_bytes and low < end):
                 return None
-            taken = ((right, right + x_bytes), *(() if kind is None else held.parts))
-            if any(at < end and result < to for at, to in taken):
+            if right < end and result < right + x_bytes:
                 return None  # out may overlap an operand
+            if kind is not None and any(at < end and result < to for at, to in held.parts):
+                return None
             written([out])
         if exchanged:
             left, right = right, left
@@ -153,7 +155,7 @@ def _starter(run: Run, ordinal: int) -> tuple[Start, Callable[[], Any] | None]:
     if isinstance(run, LibraryRun):
         prepared = run.prepared(ordinal)
         start, nbytes = prepared.starter(1.0, 0.0), prepared.workspace_bytes
-    elif isinstance(run, ByLibrary | ByParts | BySlices):
+    elif isinstance(run, ByLibrary | ByParts | BySlices | ByResidues):
         start, nbytes = run.starter(ordinal), run.workspace_bytes(ordinal)
     else:
         start, nbytes = run.starter(ordinal), run.workspace

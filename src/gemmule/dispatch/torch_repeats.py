@@ -228,11 +228,12 @@ class Repeats:
         """Return the product of operands like some met before, or None: nothing was done."""
         if _is_compiling():
             return None
-        if type(b) is not _Tensor:
-            b = known(b)
-        if type(a) is not _Tensor:
-            a = known(a)
-        call = self.calls.get(_key(op, a, b, out))
+        if type(a) is _Tensor is type(b):  # as `_key` has it, without calling that
+            key: Any = (op, (a if op == "matvec" else b).shape, out is None)
+        else:
+            a, b = (one if type(one) is _Tensor else known(one) for one in (a, b))
+            key = _key(op, a, b, out)
+        call = self.calls.get(key)
         return None if call is None else call(a, b, out)
 
     def keep(self, op: str, operands: tuple[Any, Any, Any], call: Product) -> None:

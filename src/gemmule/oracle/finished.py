@@ -4,8 +4,9 @@ The bound of the sums goes on through what follows. Sums and terms are added in 
 unit roundoff u, each through at most four roundings. An activation f with ``|f'| <= s`` makes of an
 error e at most ``s e``, and adds its own: exp and the polynomials in its exponent are right within
 a few u times one and the exponent, which is ``v^2 / 2`` for gelu, ``1.6 |v| (1 + 0.0447 v^2)`` for
-its tanh form and ``|v|`` for silu. Where results are halves, gelu's kernels take a shorter
-polynomial, within 2^-18 in the place of u (``rungs/_cuda/epilogue.cuh``). A gate multiplies the
+its tanh form and ``|v|`` for silu. Where results are halves, gelu's kernels take shorter
+polynomials, within 2^-18 or 2^-13.6 in the place of u (``rungs/_cuda/epilogue.cuh``): of a unit of
+bfloat16 the latter is a sixteenth. A gate multiplies the
 error, the residual adds none; each rounds once, and so does the result.
 """
 
@@ -20,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.problem import HALVES, UNIT_ROUNDOFF, Problem, numpy_dtype
-from gemmule.core.rung import Arithmetic, DeviceRung, Params
+from gemmule.core.rung import Arithmetic, CudaRung, DeviceRung, Params
+from gemmule.oracle import scaled
 from gemmule.oracle.bounds import SMALLEST
 from gemmule.oracle.inputs import Frame, Inputs, lay_out, make_inputs
 from gemmule.oracle.judge import Verdict, form_or_side_effect, sums_are_exact, tolerance
 from gemmule.oracle.routed import within
-from gemmule.oracle.truth import reference
+from gemmule.oracle.truth import Truth, reference
 
 Array: TypeAlias = NDArray[Any]
 Doubles: TypeAlias = NDArray[np.float64]
@@ -35,7 +37,8 @@ EVERY = 2  # plain trials for one with an epilogue, which changes what comes aft
 SCALARS = ((1.0, 1.0), (1.0, 1.0), (-0.5, 2.0), (2.0, -0.5))  # alpha and beta, by turns
 ADDED, OWN = 4, 8  # roundings of a sum and its terms, of an activation besides its exponent
 SLOPES = {None: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}  # at most
-QUICK = 2.0**-17  # of gelu where the result is a half: of its polynomial, and of its evaluation
+# Of gelu where the result is a half: of its polynomial, and of its evaluation.
+QUICK = {"float16": 2.0**-17, "bfloat16": 2.0**-13}
 _EDGE = 16  # NaN beside a bias, on either side
 _VIEWS = ("contiguous", "contiguous", "sliced", "strided")
 
@@ -54,10 +57,10 @@ class Around:
 def some(rung: DeviceRung, trials: Iterable[Any]) -> Iterator[Any]:
     """Yield the launches that prove a variant with an epilogue: some of the plain variant's.
 
-    With the parameters that the variant's key covers, of one product and finite operands.
+    With the parameters that the variant's key covers, and of finite operands.
     """
     usual = [t for t in trials if t.params == rung.check_params(t.problem, None)]
-    usual = [t for t in usual if t.problem.outputs and t.problem.batch == 1]
+    usual = [t for t in usual if t.problem.outputs]
     yield from [t for t in usual if t.kind != "nonfinite"][::EVERY]
 
 
@@ -101,21 +104,35 @@ def _values(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Arra
 def judge_trial(
     rung: DeviceRung, trial: Any, run: Run, activations: tuple[str | None, ...]
 ) -> Verdict:
-    """Run one trial with an epilogue and judge it: run(rung, inputs, params, epilogue=...)."""
-    problem = trial.problem
-    inputs = make_inputs(problem, trial.kind, trial.seed, trial.view)
+    """Run one trial with an epilogue and judge it: run(rung, inputs, params, epilogue=...).
+
+    Of a rung that scales with scales as well: run(..., scales=..., epilogue=...).
+    """
+    problem, more, truth = trial.problem, {}, None
+    if isinstance(rung, CudaRung) and rung.scaled:
+        inputs, more["scales"], truth = scaled.made(rung, trial)
+        rounds = scaled.arithmetic(rung, trial)
+    else:
+        inputs = make_inputs(problem, trial.kind, trial.seed, trial.view)
+        rounds = rung.arithmetic(problem)
     given = around(problem, activations, trial.seed, trial.kind)
     seen = replace(inputs, frames=(*inputs.frames, *given.frames))
-    found = run(rung, seen, trial.params, epilogue=given)
-    return judge_finished(rung.arithmetic(problem), trial.params, inputs, given, found)
+    found = run(rung, seen, trial.params, epilogue=given, **more)
+    return judge_finished(rounds, trial.params, inputs, given, found, truth)
 
 
 def judge_finished(
-    arithmetic: Arithmetic, params: Params, inputs: Inputs, given: Around, found: Array
+    arithmetic: Arithmetic,
+    params: Params,
+    inputs: Inputs,
+    given: Around,
+    found: Array,
+    truth: Truth | None = None,
 ) -> Verdict:
     """Judge a result, of operands that are finite: form, side effects, then every element.
 
-    inputs: of the product, whose problem has the result's dtype; arithmetic, params: of its rung.
+    inputs: of the product, whose problem has the result's dtype; arithmetic, params: of its rung;
+    truth: of a scaled product, whose sums are rounded.
     """
     problem = inputs.case.problem
     fault = form_or_side_effect(problem, inputs, found)
@@ -123,8 +140,8 @@ def judge_finished(
         return fault
     sums = replace(problem, out="float32" if problem.out in HALVES else problem.out)
     u, whole = UNIT_ROUNDOFF[sums.out], inputs.case.kind == "integers"
-    truth = reference(sums, inputs.a, inputs.b, exact=whole)
-    exact = whole and sums_are_exact(arithmetic, inputs)
+    exact = truth is None and whole and sums_are_exact(arithmetic, inputs)
+    truth = truth or reference(sums, inputs.a, inputs.b, exact=whole)
     values = np.asarray(truth.values, np.float64)
     off = np.zeros_like(values) if exact else tolerance(sums, arithmetic, params, truth)
     operands = {name: one.astype(np.float64) for name, one in given.operands.items()}
@@ -170,8 +187,8 @@ def _activated(how: str | None, v: Doubles, off: Doubles, dtype: str) -> tuple[D
             result, exponent = v / (1.0 + np.exp(-v)), size
     u = UNIT_ROUNDOFF["float64" if dtype == "float64" else "float32"]
     own = u * (OWN + 4 * exponent)
-    if how == "gelu" and dtype in HALVES:
-        own = own + QUICK * (1 + exponent)
+    if how == "gelu" and dtype in QUICK:
+        own = own + QUICK[dtype] * (1 + exponent)
     tiny = 2.0**-124 * size  # powers of two below the least normal number are none
     error: Doubles = SLOPES[how] * off + own * (np.abs(result) + SLOPES[how] * off) + tiny
     return result, error

@@ -336,6 +336,6 @@ def natural_alignment(problem: Problem) -> int:
         names += [problem.b, problem.out]
     pairs = list(zip(sizes, names, strict=True))
     if problem.quant is not None:
-        pairs = [pair for pair in pairs if not pair[1].startswith(("uint", "float4"))]
+        pairs = [pair for pair in pairs if not pair[1].startswith(("uint", "float4", "float8"))]
     extents = [size * numpy_dtype(name).itemsize for size, name in pairs]
     return math.gcd(16, *extents)

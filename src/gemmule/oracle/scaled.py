@@ -40,16 +40,23 @@ def some(rung: CudaRung, trials: Iterable[Any], out: str) -> Iterator[Any]:
 
 def judge_trial(rung: DeviceRung, trial: Any, run: Run) -> Verdict:
     """Run one trial with scales and judge it: run(rung, inputs, params, scales=...)."""
+    inputs, scales, truth = made(rung, trial)
+    found = run(rung, inputs, trial.params, scales=scales)
+    return judge(trial.problem, arithmetic(rung, trial), trial.params, inputs, found, truth)
+
+
+def made(rung: DeviceRung, trial: Any) -> tuple[Inputs, tuple[NDArray[np.float32], ...], Truth]:
+    """Return a trial's operands, its scales, and the exact scaled product."""
     problem = trial.problem
     if not isinstance(rung, CudaRung):
         raise TypeError(f"rung {rung.name} is a library's, which is given no scales.")
     plain = replace(problem, out=rung.unscaled(problem))
-    made = make_inputs(plain, trial.kind, trial.seed, trial.view)
+    given = make_inputs(plain, trial.kind, trial.seed, trial.view)
     out = lay_out(shapes(problem)[2], problem, "out", trial.view)
     # Integer sums become floats: equal to the truth they are not, but within a rounding.
     kind = "normal" if plain.out in INTEGERS else trial.kind
-    case = replace(made.case, problem=problem, kind=kind)
-    inputs = replace(made, case=case, out=out.array, frames=(out, *made.frames[1:]))
+    case = replace(given.case, problem=problem, kind=kind)
+    inputs = replace(given, case=case, out=out.array, frames=(out, *given.frames[1:]))
     whole, exact = trial.kind != "normal", trial.kind == "integers"
     if isinstance(rung, CudaRung) and rung.by_blocks:
         scales = block_scales_of(problem, trial.seed, whole=whole)
@@ -57,8 +64,7 @@ def judge_trial(rung: DeviceRung, trial: Any, run: Run) -> Verdict:
     else:
         scales = scales_of(problem.m, problem.n, trial.seed, whole=whole)
         truth = _truth(plain, inputs, scales, exact=exact)
-    found = run(rung, inputs, trial.params, scales=scales)
-    return judge(problem, _arithmetic(rung, plain), trial.params, inputs, found, truth)
+    return inputs, scales, truth
 
 
 def scales_of(
@@ -126,9 +132,10 @@ def _truth_of_blocks(
     return reference(plain, a, b, exact=exact)
 
 
-def _arithmetic(rung: CudaRung, plain: Any) -> Arithmetic:
+def arithmetic(rung: Any, trial: Any) -> Arithmetic:
     """Return how a plain product rounds, and its scales after it."""
-    own = rung.arithmetic(plain)
+    plain = replace(trial.problem, out=rung.unscaled(trial.problem))
+    own: Arithmetic = rung.arithmetic(plain)
     if plain.out in INTEGERS:
         return Arithmetic("float32", chain=lambda problem, params: ROUNDINGS)
     return replace(own, chain=lambda problem, params: own.chain(problem, params) + ROUNDINGS)

@@ -172,6 +172,10 @@ def dequantized(q: QuantizedMatrix) -> tuple[Doubles, Doubles]:
     else:
         codes = stored.codes.astype(np.float64)
     scales = stored.scales.astype(np.float64)
+    if q.format == "float8":
+        size = max(n, 1) if q.group_size in (None, -1) else int(q.group_size or 1)
+        weights = codes * scales[:, np.arange(n) // size]
+        return (weights.T, abs(weights.T)) if q.transposed else (weights, abs(weights))
     if q.format is not None:
         return _of_floats(q, stored, codes[:, :n].astype(np.uint8), scales)
     middle = np.full(scales.shape, 2.0 ** (q.bits - 1))

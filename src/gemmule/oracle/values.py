@@ -16,13 +16,14 @@ from gemmule.core.problem import (
     COMPLEX,
     FLOAT4,
     FLOAT8,
+    FLOAT8_CODES,
     UNIT_ROUNDOFF,
     Problem,
     QuantSpec,
     numpy_dtype,
 )
-from gemmule.oracle.weights import quantized_weights
-from gemmule.quant import float4
+from gemmule.oracle.weights import extreme_groups, quantized_weights
+from gemmule.quant import float4, float8
 from gemmule.quant.layouts import pack_nibbles
 from gemmule.quant.matrix import QuantizedMatrix
 
@@ -213,6 +214,8 @@ def _quantized(
     """
     shape = (problem.m, problem.reduction)
     rows, cols = shape[::-1] if spec.transposed else shape
+    if problem.a == FLOAT8_CODES:
+        return _float8(rng, problem, spec, 0 if made else top, exact=exact)
     if made:
         q = quantized_weights(rng, spec, rows, cols, problem.b)
         q = q.T if spec.transposed else q
@@ -250,6 +253,30 @@ def _quantized(
         transposed=spec.transposed,
     )
     return q if spec.layout == "row" else q.to(layout=spec.layout)
+
+
+def _float8(
+    rng: np.random.Generator, problem: Problem, spec: QuantSpec, top: int, *, exact: bool
+) -> QuantizedMatrix:
+    """Return random codes that are 8-bit floats: whole numbers, any, or, of no top, of weights."""
+    shape = rows, cols = problem.m, problem.reduction
+    if not top:
+        size = -1 if spec.group_size is None else spec.group_size
+        weights = extreme_groups(rng, rows, cols, spec, problem.b)
+        return float8.coded(weights, size, spec.scale_dtype)
+    most = min(top, 16) // 2
+    whole = rng.integers(-most, most + 1, shape).astype(np.float64)
+    spread = rng.standard_normal(shape) * 2.0 ** rng.integers(-8, 6, shape)
+    codes = (whole if exact else spread.clip(-448, 448)).astype(np.float32)
+    groups = rows, 1 if spec.group_size == -1 else -(-cols // int(spec.group_size or 1))
+    steps = np.array([1.0, 2.0, -1.0, -2.0])[rng.integers(0, 4, groups)]
+    return QuantizedMatrix.from_parts(
+        codes.astype(numpy_dtype(FLOAT8_CODES)),
+        (steps if exact else rng.uniform(0.5, 2.0, groups)).astype(numpy_dtype(spec.scale_dtype)),
+        shape=shape,
+        bits=8,
+        group_size=spec.group_size,
+    )
 
 
 def _floats(

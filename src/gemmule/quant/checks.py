@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.core.problem import FLOAT4
+from gemmule.core.problem import FLOAT4, FLOAT8_CODES
 from gemmule.quant import float4
 from gemmule.quant.layouts import Codes, Layout, unwoven
 from gemmule.quant.library import is_known, library_of
@@ -168,9 +168,13 @@ def codes(
 ) -> Codes:
     """Require uint8 storage of the layout's shape, no bit set outside the codes."""
     array = _host_array("codes", value)
-    if array.dtype != np.uint8:
+    if dtype_name(array) == FLOAT8_CODES and bits == 8 and layout.name == "row":
+        if np.isnan(array).any():
+            raise ValueError("codes of float8 must be numbers, and some are NaN")
+    elif array.dtype != np.uint8:
         raise TypeError(
-            f"codes have dtype {array.dtype}, but must be uint8; make int8 codes unsigned with "
+            f"codes have dtype {array.dtype}, but must be uint8, or {FLOAT8_CODES} in layout row "
+            "with 8 bits; make int8 codes unsigned with "
             "codes.view(numpy.uint8) ^ 0x80 and add 128 to the zero points"
         )
     m, n = stored

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.core.operand import Factor, multiplied
-from gemmule.core.problem import FLOAT4
+from gemmule.core.problem import FLOAT4, FLOAT8_CODES
 from gemmule.errors import DeviceError
 from gemmule.quant import checks as checks
 from gemmule.quant import float4, library, places, shards
@@ -51,7 +51,9 @@ class QuantizedMatrix(Factor):
       ``(m, 1)`` for group size -1 (a row), ``(1, 1)`` for None (the whole matrix). The layout says
       in which order they lie in memory.
       Of dtype float8_e8m0fnu or float8_e4m3fn they say that codes are 4-bit floats, MXFP4 or NVFP4
-      (see `format` and `gemmule.quant.float4`).
+      (see `format` and `gemmule.quant.float4`). Codes of dtype float8_e4m3fn, of 8 bits, are what
+      they are, in layout ``row`` alone; they have no zero points, and only stacks of experts are
+      multiplied.
     - ``zeros``: float32 of the shape of ``scales``, or None for ``2^(bits-1)`` everywhere. 4-bit
       floats have no zero points: of MXFP4 None, of NVFP4 `factors`.
     - ``perm``: None, or int32 ``(n,)``, a permutation: stored column j is column ``perm[j]`` of the
@@ -129,6 +131,10 @@ class QuantizedMatrix(Factor):
         shape = checks.shape(shape)
         bits, group_size = checks.bits(bits), checks.group_size(group_size)
         order = get_layout(layout)
+        if rounding.dtype_name(codes) == FLOAT8_CODES and (
+            zeros is not None or perm is not None or group_size is None
+        ):
+            raise ValueError("codes of float8 have no zero points and no perm, and groups or rows")
         return cls(
             codes=checks.codes(
                 codes, shape, bits, order, floats=rounding.dtype_name(scales) in FLOAT4
@@ -181,7 +187,9 @@ class QuantizedMatrix(Factor):
 
     @property
     def format(self) -> str | None:
-        """``"mxfp4"`` or ``"nvfp4"`` where codes are 4-bit floats, else None."""
+        """``"mxfp4"`` or ``"nvfp4"`` where codes are 4-bit floats, ``"float8"``, or None."""
+        if rounding.dtype_name(self.codes) == FLOAT8_CODES:
+            return "float8"
         return FLOAT4.get(self.scale_dtype)
 
     @property
@@ -196,7 +204,7 @@ class QuantizedMatrix(Factor):
 
     @property
     def dtype_name(self) -> str:
-        """``"int4"``, ``"int8"``, ``"mxfp4"`` or ``"nvfp4"``."""
+        """``"int4"``, ``"int8"``, ``"mxfp4"``, ``"nvfp4"`` or ``"float8"``."""
         return self.format or f"int{self.bits}"
 
     @property
@@ -282,11 +290,12 @@ class QuantizedMatrix(Factor):
     def __repr__(self) -> str:
         codes = f"bits={self.bits}, group_size={self.group_size}, symmetric={self.symmetric}"
         if self.format:
-            codes = f"format={self.format!r}"
+            group = f", group_size={self.group_size}" if self.format == "float8" else ""
+            codes = f"format={self.format!r}{group}"
         return (
             f"QuantizedMatrix(shape={self.shape}, {codes}, scale_dtype={self.scale_dtype!r}, "
             f"perm={'no' if self.perm is None else 'yes'}, transposed={self.transposed}, "
-            f"layout={self.layout!r}, device={self.device!r})"
+            f"layout={self.layout!r}, device={self.device!r}, nbytes={self.nbytes})"
         )
 
     @np.errstate(all="ignore")
@@ -305,7 +314,7 @@ class QuantizedMatrix(Factor):
         [[0.0, 15.0, 3.0]]
         """
         target = named_dtype(checks.one_of("dtype", dtype, checks.FLOAT_DTYPES))
-        if self.device != "cpu" and dtype != "float64":
+        if self.device != "cpu" and dtype != "float64" and self.format != "float8":
             floats = dequantise.whole(self, dtype)
             return floats.T if self.transposed else floats
         compute = np.dtype(np.float64 if dtype == "float64" else np.float32)
@@ -314,6 +323,10 @@ class QuantizedMatrix(Factor):
         weights = np.empty((m, n), target)
         columns = slice(None) if self.perm is None else self.perm
         for rows in row_blocks(m, n):
+            if self.format == "float8":
+                scales = rounding.per_column(self.scales[rows].astype(compute), n, self.group_size)
+                weights[rows, columns] = host.codes[rows].astype(compute) * scales
+                continue
             if self.group_size is not None and self.format:
                 factors = None if self.factors is None else self.factors[rows]
                 weights[rows, columns] = float4.weights_of(
@@ -350,11 +363,13 @@ class QuantizedMatrix(Factor):
         """
         target = self.layout if layout is None else get_layout(layout).name
         name = self.device if device is None else library.mover(device)[0]
-        if layout is None and self.device == "cpu" != name and target == "row":
+        floats = self.format == "float8"
+        if layout is None and self.device == "cpu" != name and target == "row" and not floats:
             target = fragment_order.LAYOUT
         given = self
         moves = self.device == "cpu" != name
-        if moves and self.format and not places.reads_floats(self.format, name):
+        form = FLOAT4.get(self.scale_dtype)
+        if moves and form and not places.reads_floats(form, name):
             given = float4.widened(self.to("cpu", "row"))
         there = places.on(given, name)
         if target == given.layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from gemmule.quant.float4 import GROUP_SIZES
 from gemmule.quant.layouts import get_layout, unwoven, woven
 
 Matrix = TypeVar("Matrix", bound=Any)
+_X = "float32", "float16", "bfloat16"
 
 
 def on(matrix: Matrix, device: str) -> Matrix:
@@ -35,27 +37,44 @@ def on(matrix: Matrix, device: str) -> Matrix:
     )
 
 
-def reads_floats(form: str, device: str) -> bool:
+def reads_floats(form: str, device: str, *, experts: bool = False) -> bool:
     """Tell whether a GPU multiplies the 4-bit floats of a format as they are.
 
     So it is where each rung there that takes them is proved, for plans choose no other: by vectors
-    and by matrices, in either direction, in every dtype that x may have.
+    and by matrices, in either direction, in every dtype that x may have. experts: of a stack, whose
+    products are grouped ones.
     """
-    (scales,) = (name for name, known in FLOAT4.items() if known == form)
     backend = backends.get("cuda")
     machine = backend.machine(device)
-    kinds = ("matvec", "matmul"), ("float32", "float16", "bfloat16"), (False, True)
-    for op, x, turned in itertools.product(*kinds):
-        spec = QuantSpec(4, GROUP_SIZES[form], False, fragment_order.LAYOUT, scales, turned)
-        sizes = (4096, 4096, 1) if op == "matvec" else (4096, 16, 4096)
-        problem = Problem(op, *sizes, a=FLOAT4_DTYPE, b=x, out=x, quant=spec)
-        for rung in rungs_for("cuda", op, quantized=True):
+    for problem in _of_experts(form) if experts else _of_matrices(form):
+        for rung in rungs_for("cuda", problem.op, quantized=True):
             elsewhere = isinstance(rung, CudaRung) and not rung.runs_on(machine.arch)
             if elsewhere or rung.refusal(problem) is not None:
                 continue
             if not backend.proved(rung, problem, machine):
                 return False
     return True
+
+
+def _of_matrices(form: str) -> Iterator[Problem]:
+    kinds = ("matvec", "matmul"), _X, (False, True)
+    for op, x, turned in itertools.product(*kinds):
+        spec = _spec(form, fragment_order.LAYOUT, turned)
+        sizes = (4096, 4096, 1) if op == "matvec" else (4096, 16, 4096)
+        yield Problem(op, *sizes, a=FLOAT4_DTYPE, b=x, out=x, quant=spec)
+
+
+def _of_experts(form: str) -> Iterator[Problem]:
+    spec = _spec(form, "row", False)
+    for x, out in itertools.product(_X, _X):
+        if out in (x, "float32"):
+            types = x, FLOAT4_DTYPE, out
+            yield Problem("grouped", 64, 4096, 4096, 8, *types, alignment=16, quant=spec)
+
+
+def _spec(form: str, layout: str, turned: bool) -> QuantSpec:
+    (scales,) = (name for name, known in FLOAT4.items() if known == form)
+    return QuantSpec(4, GROUP_SIZES[form], False, layout, scales, turned)
 
 
 def in_layout(matrix: Matrix, layout: str) -> Matrix:

@@ -7,12 +7,12 @@ every expert's matrix as rows of codes, so there is one copy, one file and one m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.problem import ITEMSIZE
+from gemmule.core.problem import FLOAT4, ITEMSIZE
 from gemmule.core.words import Bits, Float4, Method, ScaleDtype
-from gemmule.quant import float4
+from gemmule.quant import float4, float8, library, places
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import float_coded, quantize
 
@@ -75,11 +75,10 @@ class QuantizedStack:
     def to(self, device: str) -> Self:
         """Return the stack on another device, such as ``"cuda"`` or ``"cpu"``.
 
-        4-bit floats become 8-bit codes of the same weights on the way to a GPU, of twice the bytes,
-        with a warning in the log, and stay so; of NVFP4 a scale times its factor is rounded to
-        float32.
+        4-bit floats stay what they are where kernels that read them are proved; elsewhere they
+        become 8-bit codes of the same weights on the way to a GPU, as those of a matrix do.
         """
-        return replace(self, matrix=_read_there(self.matrix, device).to(device, layout="row"))
+        return replace(self, matrix=places.on(_read_there(self.matrix, device), device))
 
     def __len__(self) -> int:
         """Experts."""
@@ -115,8 +114,11 @@ class QuantizedStack:
 
 def _read_there(matrix: QuantizedMatrix, device: str) -> QuantizedMatrix:
     """Return the matrix in codes that grouped products read on a device, where it lies."""
-    if matrix.format is None or device == "cpu":
-        return matrix  # grouped products on a GPU read no 4-bit floats
+    form = FLOAT4.get(matrix.scale_dtype)
+    if form is None or device == "cpu":
+        return matrix
+    if places.reads_floats(form, library.mover(device)[0], experts=True):
+        return matrix
     return float4.widened(matrix.to("cpu", "row")).to(matrix.device, "row")
 
 
@@ -136,14 +138,15 @@ def quantize_experts(
     scale_dtype: ScaleDtype = "float32",
     *,
     method: Method = "rtn",
-    format: Float4 | None = None,  # noqa: A002  as `quantize` has it
+    format: Float4 | Literal["float8"] | None = None,  # noqa: A002  as `quantize` has it
 ) -> QuantizedStack:
     """Quantise the matrices of a mixture of experts, on the device where they lie.
 
     W : array (experts, k, n) of NumPy, PyTorch, CuPy or JAX. Groups run along k, the summed axis.
     Weights kept as (experts, n, k), as transformers does, are passed transposed and are then read
     where they lie; others are copied once into that order. group_size: a positive int, or -1 for
-    one group a column. All else is as `quantize` has it.
+    one group a column. format: as `quantize` has it, or ``"float8"``: codes are e4m3 numbers, in
+    groups of any size, with scales of `scale_dtype`. All else is as `quantize` has it.
 
     Raises as `quantize` does; ValueError for anything but three dimensions.
 
@@ -159,7 +162,9 @@ def quantize_experts(
         )
     experts, k, n = shape
     rows = W.swapaxes(1, 2).reshape(experts * n, k)
-    if format is None:
+    if format == "float8":
+        made = float8.coded(rows, group_size, scale_dtype)
+    elif format is None:
         made = quantize(rows, bits, group_size, symmetric, scale_dtype, method=method)
     else:
         made = float_coded(rows, format, method, matrices=experts)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the same as in _MODULES
     from gemmule.torch.parallel import ColwiseQuant as ColwiseQuant
     from gemmule.torch.parallel import RowwiseQuant as RowwiseQuant
     from gemmule.torch.pretrained import GemmuleConfig as GemmuleConfig
+    from gemmule.torch.scaled import scaled_mm as scaled_mm
 
 _MODULES = {
     "ColwiseQuant": "parallel",
@@ -39,6 +40,7 @@ _MODULES = {
     "load_model": "files",
     "quantize_": "linear",
     "save_model": "files",
+    "scaled_mm": "scaled",
 }
 _REGISTRY = "transformers.quantizers.auto"
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from gemmule.core.problem import FLOAT4
+from gemmule.core.problem import FLOAT4, FLOAT8_CODES
 from gemmule.quant.float4 import widened
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.places import reads_floats
@@ -52,14 +52,16 @@ class Coded(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def format(self) -> str | None:
-        """``"mxfp4"`` or ``"nvfp4"`` where codes are 4-bit floats, else None."""
-        return FLOAT4.get(dtype_name(self.scales))
+        """``"mxfp4"`` or ``"nvfp4"`` where codes are 4-bit floats, ``"float8"``, or None."""
+        floats = dtype_name(self.codes) == FLOAT8_CODES
+        return "float8" if floats else FLOAT4.get(dtype_name(self.scales))
 
     @property
     def _codes(self) -> str:
         """What a repr says of the codes."""
         if self.format is not None:
-            return f"format={self.format!r}"
+            group = f", group_size={self.group_size}" if self.format == "float8" else ""
+            return f"format={self.format!r}{group}"
         return f"bits={self.bits}, group_size={self.group_size}"
 
     @property

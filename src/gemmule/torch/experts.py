@@ -14,6 +14,7 @@ import torch
 from gemmule.dispatch.tracked import recorded
 from gemmule.frameworks.autograd import autocast
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.places import reads_floats
 from gemmule.quant.quantize import quantize
 from gemmule.quant.stack import QuantizedStack
 from gemmule.torch import quantized_grouped as quantized_grouped  # its import defines it
@@ -147,7 +148,9 @@ class QuantStack(Coded):
         return made
 
     def _stays_on(self, device: torch.device) -> bool:
-        return self.format is None  # grouped products on a GPU read no 4-bit floats
+        return self.format in (None, "float8") or reads_floats(
+            self.format, str(device), experts=True
+        )
 
     @property
     def _shape(self) -> StackShape:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.problem import FLOAT4
+from gemmule.core.problem import FLOAT4, FLOAT8_CODES
 from gemmule.dispatch.torch_repeats import Known, known
 from gemmule.quant import checks, rounding
 from gemmule.quant.cuda.fragment_order import LAYOUT
@@ -193,7 +193,7 @@ def _check_on_device(parts: Parts, shape: Shape, layout: str) -> None:
     count = (1, 1) if group_size is None else (m, rounding.group_count(n, group_size))
     beside = (m, 1) if rounding.dtype_name(parts[1]) in FLOAT4 else count
     wanted = (get_layout(layout).storage_shape(m, n, bits), count, beside, (n,))
-    dtypes = (("uint8",), (*checks.SCALE_DTYPES, *FLOAT4), ("float32",), ("int32",))
+    dtypes = (("uint8", FLOAT8_CODES), (*checks.SCALE_DTYPES, *FLOAT4), ("float32",), ("int32",))
     for name, part, size, taken in zip(PARTS, parts, wanted, dtypes, strict=True):
         if part is not None and (tuple(part.shape) != size or part.device != parts[0].device):
             raise ValueError(f"{name} has shape {tuple(part.shape)} on {part.device}, not {size}")

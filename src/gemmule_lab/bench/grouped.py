@@ -223,15 +223,15 @@ def _host(array: Any) -> np.ndarray[Any, Any]:
     return found
 
 
-def clock(call: Call, ordinal: int | None) -> Callable[[], float]:
+def clock(call: Call, ordinal: int | None, draws: int = DRAWS) -> Callable[[], float]:
     """Return what times all draws once, in microseconds a call."""
     if ordinal is None:
 
         def on_host() -> float:
             begin = time.perf_counter()
-            for i in range(DRAWS):
+            for i in range(draws):
                 call(i)
-            return (time.perf_counter() - begin) * 1e6 / DRAWS
+            return (time.perf_counter() - begin) * 1e6 / draws
 
         return on_host
     import torch
@@ -239,7 +239,7 @@ def clock(call: Call, ordinal: int | None) -> Callable[[], float]:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for i in range(DRAWS):
+        for i in range(draws):
             call(i)
     replayed = graph, call  # who holds the memory that the graph reads
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -249,7 +249,7 @@ def clock(call: Call, ordinal: int | None) -> Callable[[], float]:
         replayed[0].replay()
         end.record()
         torch.cuda.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3 / DRAWS
+        return float(begin.elapsed_time(end)) * 1e3 / draws
 
     return sample
 
@@ -287,12 +287,13 @@ def show(ordinal: int | None, out: Path) -> dict[str, Any]:
         found = measured(shape, ordinal)
         print_table(_table(shape, found))
         records += found
-    return _written(records, ordinal, out, "grouped")
+    return written(records, ordinal, out, "grouped")
 
 
-def _written(
+def written(
     records: list[dict[str, Any]], ordinal: int | None, out: Path, name: str
 ) -> dict[str, Any]:
+    """Write records, each with its device; return the file and what it holds."""
     device = "cpu"
     if ordinal is not None:
         from gemmule.backends.cuda import driver
@@ -334,7 +335,7 @@ def hunt(
     for name in dict.fromkeys(str(one["name"]) for case in found for one in case):
         if name != peer:
             print_table(worst_of(name, peer, found))
-    return _written(list(itertools.chain(*found)), ordinal, out, f"grouped-hunt-{seed}")
+    return written(list(itertools.chain(*found)), ordinal, out, f"grouped-hunt-{seed}")
 
 
 def worst_of(name: str, peer: str, found: list[list[dict[str, Any]]]) -> TableData:

@@ -182,10 +182,24 @@ CUDA_SUITES: Mapping[str, Suite] = {
         rungs=("streamed_rows", "early_rows"),
     ),
     "matmul": Suite("matrices by matrices", _MATMUL),
+    "complex": Suite(
+        "complex numbers",
+        tuple(
+            Product(op, name, (size, size), None)
+            for name in ("complex64", "complex128")
+            for op in OPS
+            for size in (1024, 2048, 4096)
+        ),
+    ),
     "bytes": Suite(
         "matrices of int8 and of float8, beside PyTorch's products of them",
         _EIGHT_BITS,
         peers=("torch int_mm", "torch scaled_mm"),
+    ),
+    "doubles": Suite(
+        "matrices of float64 by residues, beside PyTorch's",
+        _grid(("matmul",), ("float64",), _POWERS[1:], columns=None),
+        rungs=("residues",),
     ),
     "quantised": Suite(
         "int4 and int8 weights by 1 to 16 columns, beside PyTorch's packed products",

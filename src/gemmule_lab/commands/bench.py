@@ -18,8 +18,11 @@ SUITES = {
         "matvec",
         "chained",
         "matmul",
+        "bytes",
+        "complex",
         "quantised",
         "replaced",
+        "epilogues",
         "host",
         "split",
         *OF_BOTH,
@@ -28,6 +31,7 @@ SUITES = {
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 QUANTIZED = ("int8", "int4", "int8 x int8", "int4 x int8")
 INTEGERS = ("plain int8", "plain int32", "plain int64")
+OTHERS = ("float8", "complex64", "complex128")
 CEILING_SECONDS = 8.0
 SECONDS = {"cpu": 2.0, "cuda": 0.6}
 
@@ -58,7 +62,7 @@ def _suites(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     "--format",
     "formats",
     "Only this number format; may be repeated.",
-    (*FLOATS, *QUANTIZED, *INTEGERS),
+    (*FLOATS, *QUANTIZED, *INTEGERS, *OTHERS),
 )
 @options.some(
     "--size",
@@ -114,7 +118,7 @@ def bench(
         from gemmule_lab.distributed import session as distributed
 
         return distributed.start(device, sizes, out)
-    from gemmule_lab.bench import grouped, host_to_host, session, suites
+    from gemmule_lab.bench import epilogues, grouped, host_to_host, session, suites
     from gemmule_lab.bench.quiet import Patience
     from gemmule_lab.harness.host import HostBench, rates_hint
     from gemmule_lab.harness.neighbours import processors_in_use
@@ -122,6 +126,8 @@ def bench(
 
     if suite == "grouped":
         return grouped.show(None if backend == "cpu" else options.ordinal_of(device), out)
+    if suite == "epilogues":
+        return epilogues.show(options.ordinal_of(device), out)
     if suite == "split":
         from gemmule.backends.cuda.arrays import ordinal_named
 

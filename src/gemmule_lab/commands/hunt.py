@@ -20,7 +20,7 @@ VECTORS = ("matvec", "vecmat")
 PRODUCT_SECONDS = {"cpu": 0.5, "cuda": 0.2}
 OPS = (*VECTORS, "matmul")
 CODED = ("int4", "int8")
-GROUPED = "grouped"
+GROUPED, EPILOGUE = "grouped", "epilogue"  # stand alone
 EVERYDAY = ("float32", "float16", "bfloat16", *CODED)
 PEERS = {"cpu": "numpy", "cuda": "torch"}
 CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
@@ -31,8 +31,9 @@ CEILING_SECONDS = {"cpu": 5.0, "cuda": 2.0}
 @options.some(
     "--op",
     "ops",
-    "Only this operation; may be repeated. By default matvec and vecmat. grouped stands alone.",
-    (*options.OPS, GROUPED),
+    "Only this operation; may be repeated. By default matvec and vecmat. grouped, and on a GPU "
+    "epilogue, stand alone.",
+    (*options.OPS, GROUPED, EPILOGUE),
 )
 @options.some(
     "--format",
@@ -106,9 +107,17 @@ def hunt(
     options.check_device(device)
     backend = device.partition(":")[0]
     seed = secrets.randbelow(2**32) if seed is None else seed
-    if GROUPED in ops:
+    alone = next((op for op in ops if op in (GROUPED, EPILOGUE)), None)
+    if alone is not None:
         if len(ops) > 1 or formats or peer or most_bytes or hot or ranks or everyday or fit:
-            raise ValueError("--op grouped takes --device, --seconds, --seed and --products alone.")
+            raise ValueError(
+                f"--op {alone} takes --device, --seconds, --seed and --products alone."
+            )
+        if alone == EPILOGUE:
+            from gemmule_lab.bench import epilogues
+
+            click.echo(f"seed {seed}: products with epilogues, {seconds:.0f} s")
+            return epilogues.hunt(options.ordinal_of(device), out, seed, seconds, products)
         return _experts(device, seed, seconds, products, out)
     if most_bytes is None:
         most_bytes = work.MOST_BYTES

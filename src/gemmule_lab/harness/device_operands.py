@@ -17,10 +17,11 @@ import numpy as np
 import gemmule as gm
 from gemmule.backends.cuda import driver, launch_args
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.core.problem import FLOAT8, ITEMSIZE, UNIT_ROUNDOFF, Problem, numpy_dtype
+from gemmule.core.problem import COMPLEX, FLOAT8, ITEMSIZE, UNIT_ROUNDOFF, Problem, numpy_dtype
 from gemmule.core.rung import Arithmetic, Params
 from gemmule.oracle.bounds import Magnitudes, result_error, sum_error
 from gemmule.rungs._cuda.geometry import CTYPE
+from gemmule.rungs._cuda.tiles import PARTS
 from gemmule.timing.machine import Rotation, rotation
 from gemmule_lab.ceilings.device import filled
 from gemmule_lab.harness.operands import OperandSet, Sets, codes
@@ -96,6 +97,9 @@ def _block(product: Product, count: int, ordinal: int, seed: int) -> DeviceArray
     dtype = product.form.dtype
     if dtype in FLOATS:
         return filled(count, dtype, ordinal, seed, uniform=product.uniform)
+    if dtype in COMPLEX:
+        parts = filled(2 * count, PARTS[dtype], ordinal, seed)
+        return DeviceArray(parts.pointer, (count,), (1,), dtype, ordinal, parts)
     rng = np.random.default_rng(seed)
     if dtype in FLOAT8:
         numbers = rng.standard_normal(count, np.float32).astype(numpy_dtype(dtype))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gemmule.core.problem import INTEGERS, ITEMSIZE, result_dtype
+from gemmule.core.problem import COMPLEX, INTEGERS, ITEMSIZE, result_dtype
 from gemmule.core.words import Bits, ScaleDtype
 
 OPS = ("matvec", "vecmat", "matmul")
@@ -65,6 +65,7 @@ FORMATS: Mapping[str, Format] = {
     **{f"{name} x int8": Format("float32", b, activations="int8") for name, b in _CODES.items()},
     **{f"plain {name}": Format(name) for name in ("int8", "uint8", "int32", "int64")},
     "float8": Format("float8_e4m3fn"),
+    **{name: Format(name) for name in COMPLEX},
     **{
         f"{name} {'rows' if group == -1 else f'g{group}'} x {dtype}": Format(dtype, bits, group)
         for (name, bits), group, dtype in itertools.product(

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gemmule.backends.cuda import driver
-from gemmule.core.problem import ITEMSIZE, Problem
+from gemmule.core.problem import COMPLEX, ITEMSIZE, Problem
 from gemmule.errors import DeviceError
 from gemmule_lab.peers.cpu_float import to_numpy, to_torch
 from gemmule_lab.peers.peer import (
@@ -238,7 +238,7 @@ def _peer(
 PEERS = (
     _peer(
         "torch", torch_missing, partial(_torch_prepare, False), partial(_torch_mode, False),
-        TORCH_DTYPES,
+        (*TORCH_DTYPES, *COMPLEX),
     ),
     Peer(
         "torch tf32", "cuda", torch_missing, _tf32_refuses, partial(_torch_prepare, True),

@@ -117,7 +117,7 @@ def _quant_specs(code: str) -> Iterator[QuantSpec]:
         ):
             yield replace(float4_spec(pick, transposed=turned), activations=activations)
         return
-    bits = int(code.removeprefix("uint"))
+    bits = 4 if code == "uint4" else 8
     options = (CODE_LAYOUTS, (128, -1, None), (False, True), (False, True), ("float", "int8"))
     for layout, group, zeros, turned, activations in itertools.product(*options):
         yield QuantSpec(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gemmule as gm
-from gemmule.core.problem import FLOAT4_DTYPE, Problem
+from gemmule.core.problem import FLOAT4, FLOAT4_DTYPE, Problem
 from gemmule.core.rung import Arithmetic
 from gemmule.oracle import judge as oracle
 from gemmule.oracle.inputs import Case, Inputs
@@ -131,7 +131,7 @@ def _problem(a: Any, b: Array, out: Array) -> Problem:
     if isinstance(a, gm.QuantizedMatrix):
         vector = np.zeros(a.shape[1], b.dtype)
         spec = gm.plan("matvec", a, vector).problem.quant
-        name = FLOAT4_DTYPE if a.format else f"uint{a.bits}"
+        name = FLOAT4_DTYPE if a.scale_dtype in FLOAT4 else f"uint{a.bits}"
     else:
         name = a.dtype.name
     m, k = a.shape

@@ -16,7 +16,7 @@ import gemmule as gm
 from gemmule.arrays.interop import unwrap
 from gemmule.core.canonical import Options
 from gemmule.core.grouped import routed
-from gemmule.core.problem import FLOAT4_DTYPE, QuantSpec, numpy_dtype
+from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, QuantSpec, numpy_dtype
 from gemmule.oracle import judge as oracle
 from gemmule.oracle.inputs import Case, Inputs, make_inputs
 from gemmule.oracle.problems import float4_spec, make_problem
@@ -80,8 +80,11 @@ def draw(seed: int, number: int, device: str = "cpu", rung: str | None = None) -
         weights, dtype = f"uint{bits}", _FLOATS[(0, 2, 3)[int(rng.integers(3))]]
         group, zeros = _GROUPS[int(rng.integers(5))], bool(rng.integers(2))
         options["quant"] = QuantSpec(bits, group, zeros, "row", "float32", False)
-        if bits == 4 and device == "cpu" and rng.integers(3) == 0:
+        if bits == 4 and rng.integers(3) == 0:
             weights, options["quant"] = FLOAT4_DTYPE, float4_spec(int(rng.integers(2)))
+        elif bits == 8 and rng.integers(3) == 0:
+            weights = FLOAT8_CODES
+            options["quant"] = replace(options["quant"], has_zeros=False)
     else:
         options["layout_b"] = _LAYOUTS[int(rng.integers(3))]
     wide = dtype in ("float16", "bfloat16") and rng.integers(3) == 0

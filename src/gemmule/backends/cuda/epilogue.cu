@@ -15,7 +15,7 @@ struct PassArgs {
 template <class T> __device__ __forceinline__ T scale_of(const double (&parts)[2]) { return T(parts[0]); }
 template <> __device__ __forceinline__ complex64 scale_of(const double (&parts)[2]) { return {float(parts[0]), float(parts[1])}; }
 template <> __device__ __forceinline__ complex128 scale_of(const double (&parts)[2]) { return {parts[0], parts[1]}; }
-template <int ACTIVATION, bool ROUNDS, class F> __device__ __forceinline__ Complex<F> activated(Complex<F> v, Complex<F>) { return v; }
+template <int ACTIVATION, int DIGITS, class F> __device__ __forceinline__ Complex<F> activated(Complex<F> v, Complex<F>) { return v; }
 
 constexpr int V = 4;   // neighbours of a row that a thread takes
 

@@ -40,6 +40,26 @@ def floor_of(activation: str | None) -> float:
     return 0.0 if activation == "relu" else float("-inf")
 
 
+def batch_step(shape: Ints, place: Place) -> int | None:
+    """Return an operand's step from one product of a batch to the next, None where it has several.
+
+    shape: of the result, which has all products of the batch one behind the other.
+    """
+    axes, (steps,) = merged(shape[:-2], [place.steps[:-2]])
+    return None if len(axes) > 1 else sum(steps)
+
+
+def fields_of(
+    shape: Ints, operands: Mapping[str, Place], activation: str | None
+) -> tuple[float, ...]:
+    """Return the fields of the struct of kernels that apply an epilogue, of one step a batch."""
+    places = {
+        name: (one.address, (batch_step(shape, one) or 0, *one.steps[-2:]))
+        for name, one in operands.items()
+    }
+    return launch_args.epilogue(places, floor_of(activation))
+
+
 def steps_of(shape: Ints, form: Form) -> Ints:
     """Return an operand's steps along the axes of a result: 0 where it is the same along one."""
     lead = len(shape) - len(form.shape)

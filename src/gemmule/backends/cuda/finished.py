@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver, launch_args
-from gemmule.backends.cuda.epilogue import Place, floor_of
+from gemmule.backends.cuda.epilogue import Place, batch_step, fields_of
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.core.choice import Choice
 from gemmule.core.epilogue import FUNCTIONS
@@ -15,7 +15,7 @@ from gemmule.core.rung import Step, with_epilogue
 
 
 class FinishedLauncher(Launcher):
-    """A prepared product of two matrices whose kernels apply an epilogue to its sums."""
+    """A prepared product, or a batch, whose kernels apply an epilogue to its sums."""
 
     def __init__(self, choice: Choice, activation: str | None) -> None:
         self.activation = activation
@@ -27,8 +27,9 @@ class FinishedLauncher(Launcher):
         return with_epilogue(steps, FUNCTIONS[self.activation]), nothing
 
     def takes(self, operands: Mapping[str, Place]) -> bool:
-        """Whether it takes operands as they lie: any."""
-        return True
+        """Whether it takes operands as they lie: any but those of a batch of several steps."""
+        shape = self.choice.call.out_shape
+        return all(batch_step(shape, one) is not None for one in operands.values())
 
     def multiply(
         self,
@@ -42,8 +43,7 @@ class FinishedLauncher(Launcher):
         ordinal = int(out.device[5:])
         stream = device_arrays.current_stream(out, ordinal)
         work, owner = device_arrays.workspace(out, self.workspace)
-        places = {name: (one.address, (0, *one.steps[-2:])) for name, one in operands.items()}
-        fields = launch_args.epilogue(places, floor_of(self.activation))
+        fields = fields_of(out.form.shape, operands, self.activation)
         start = self._starts.get(ordinal)
         if start is None:
             end = launch_args.SCALARS.format + launch_args.EPILOGUE.format[1:]

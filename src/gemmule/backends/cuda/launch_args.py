@@ -104,12 +104,15 @@ def operands(packed: bytes, *, coded: bool) -> tuple[int, ...]:
     return (found[0], *found[4:]) if coded else found
 
 
+def changed(packed: bytes, given: Mapping[str, int]) -> bytes:
+    """Return a matmul's struct with other values of some fields."""
+    fields = dict(zip((name for name, _ in GEMM_FIELDS), GEMM.unpack(packed), strict=True))
+    return GEMM.pack(*{**fields, **given}.values())
+
+
 def without_rows(packed: bytes, operand: str) -> bytes:
     """Return a matmul's struct in which A has no rows, or B no columns."""
-    names = [name for name, _ in GEMM_FIELDS]
-    fields = list(GEMM.unpack(packed))
-    fields[names.index("m" if operand == "a" else "n")] = 0
-    return GEMM.pack(*fields)
+    return changed(packed, {"m" if operand == "a" else "n": 0})
 
 
 def pack(problem: Problem, call: Call) -> bytes:

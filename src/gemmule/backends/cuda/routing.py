@@ -2,9 +2,9 @@
 
 Kernels sort the slots by their experts and gather the rows of A in that order, the product is any
 rung's, and one delivers its sums: to their slots, weighted and added up, or through a gate. Of few
-slots some rungs do all that themselves, but for weighted sums. All is in the order of the caller's
-stream, each started before the one in front has ended where the device can; no host learns what the
-indices are.
+slots some rungs do all that themselves, but for weighted sums, and of sorted rows the gate. All is
+in the order of the caller's stream, each started before the one in front has ended where the device
+can; no host learns what the indices are.
 """
 
 from __future__ import annotations
@@ -139,8 +139,11 @@ class RoutedLauncher:
             for one in before:
                 one(stream, packed)
             if itself:
-                target = sums if combined else result
-                multiply(stream, w, a, target, indices, (memory + to_places,))
+                pair = (w, a) if coded else (a, w)
+                if combined:
+                    multiply(stream, *pair, sums, indices, (memory + to_places,))
+                else:
+                    multiply(stream, *pair, result, indices if sorts else ends)
             elif product is not None:
                 left = rows if sorts else a
                 if coded:
@@ -151,6 +154,17 @@ class RoutedLauncher:
                 deliver(stream, packed)
 
         return start
+
+    def alone(self, ordinal: int, out: Form) -> Start | None:
+        """Return ``start(stream, left, right, result, indices or ends)`` where one launch is all.
+
+        A and result begin at whole 16 bytes. None where there are more launches.
+        """
+        if self.given[2] is not None:
+            return None
+        several = 16 // ITEMSIZE[self.forms[2].dtype]  # of no account without a kernel behind
+        ready = self._loaded(ordinal, True, several, out)
+        return ready.multiply if ready.itself else None
 
     def _loaded(self, ordinal: int, wide: bool, several: int, out: Form) -> Kernels:
         """Load the kernels in front of the product, its own, and the one behind it."""
@@ -175,28 +189,40 @@ class RoutedLauncher:
         return found
 
     def _itself(self, ordinal: int, out: Form) -> Start | None:
-        """Return what starts a product of few slots that finds its rows; None where none does."""
+        """Return what starts a product that does it all; None where none does.
+
+        It finds the rows of few slots, and has a gate.
+        """
         product, routed, (a, indices, weights) = self.product, self.routed, self.given
-        if product is None or indices is None or routed.slots > FEW_SLOTS:
+        if product is None or (indices is not None and routed.slots > FEW_SLOTS):
             return None
         choice, of_slot = product.choice, _of_slot(a, routed.top_k)
         rung, quant = cuda_rung(choice), choice.problem.quant
         to_slot = _of_slot(out, routed.top_k) if weights is None else self.forms[2].strides[0]
-        if rung.routed is None or quant is None or of_slot is None or to_slot is None:
+        if rung.routed is None or of_slot is None or to_slot is None:
             return None
-        way = ByIndex(indices.dtype, routed.gated, routed.out if weights is None else routed.sums)
+        index = None if indices is None else indices.dtype
+        way = ByIndex(index, routed.gated, routed.out if weights is None else routed.sums)
         step = rung.routed(choice.problem, choice.params, choice.machine, way)
         if step is None:
             return None
-        stored = launch_args.stored_numbers(quant, routed.k)[:3]
         y_step = out.strides[-1] if weights is None else 1
-        steps = 1, a.strides[0 if len(a.shape) == 2 else 1], y_step, to_slot
-        sizes = routed.n, routed.k, routed.slots, *stored, routed.experts
+        row = a.strides[0 if len(a.shape) == 2 else 1]
         each = routed.top_k if len(a.shape) == 2 else 1  # slots of a row
-        template = launch_args.QUANT.pack(*[0] * 7, *sizes, *steps, 1.0, 0.0) + TAIL.pack(each, 0)
+        if quant is None:
+            given = {"a_row": row, "c_row": to_slot, "c_col": y_step}
+            template, words = launch_args.changed(product.template, given), "4Q"
+        else:
+            stored = launch_args.stored_numbers(quant, routed.k)[:3]
+            sizes = routed.n, routed.k, routed.slots, *stored, routed.experts
+            steps = 1, row, y_step, to_slot
+            template, words = launch_args.QUANT.pack(*[0] * 7, *sizes, *steps, 1.0, 0.0), "32s3Q"
+        if indices is not None:
+            template += TAIL.pack(each, 0)
         module = starter.kernels(rung, (step,), choice.machine.arch)
         starter.check_shared(module, (step,), choice.machine)
-        return starter.starter(starter.loaded(module, (step,), template, ordinal), "32s3Q", "Q")
+        loaded = starter.loaded(module, (step,), template, ordinal)
+        return starter.starter(loaded, words, "Q" if weights is not None else "")
 
     def _sorting(self, wide: bool) -> list[Step]:
         """Return the steps that sort the slots and gather their rows."""

@@ -98,8 +98,16 @@ def _shape(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
 
 
 def _beside_codes(one: TensorMap, problem: Problem, fields: dict[str, Any]) -> Shape:
-    """Return the map of B, or of the tokens, or of all experts' rows of codes, in bytes."""
+    """Return the map of B, or of the tokens, or of all experts' rows of codes, in bytes.
+
+    Beside a matmul's A in fragment order, it is of tiles: lines of 128 bytes, four a tile, by rows
+    of tiles; the box counts lines and rows.
+    """
     if problem.quant is not None and problem.op == "matmul":
+        if one.operand == "a":
+            lines = -(-fields["n"] * problem.quant.bits // 256) * 4
+            sizes, strides = (32, lines, -(-fields["m"] // 16)), (128, 128 * lines)
+            return Shape(0, 4, sizes, strides, (32, *one.box))
         terms = fields["m" if problem.quant.transposed else "n"]
         dense = {"k": terms, "n": fields["columns"], "b_col": fields["x_col"], "b_batch": 0}
         return _shape(one, problem, dense)._replace(word=1)

@@ -1,6 +1,8 @@
-// Codes of 4 and 8 bits as halves in the registers of tensor cores: (code - middle) / LIFT, exactly.
+// Codes of 4 and 8 bits as halves in the registers of tensor cores, exactly: integers as (code - middle) / LIFT, floats as
+// they are.
 #pragma once
 #include "args.cuh"
+#include "float4.cuh"
 #include "ptx.cuh"
 
 typedef ptx::u32 u32;
@@ -49,3 +51,43 @@ template <> struct Centred<__nv_bfloat16, 8> {
     out[1] = ptx::fma_bf16x2(q >> 8 & 0x00ff00ff, kUp, kMinus2);
   }
 };
+
+// Floats of 4 bits. The bits of a code come to where a half has its sign, two of its exponent and one more: of a bfloat16
+// by one product of each pair, 2^126 times too small, of a float16 2^14 times; one exact product lifts them.
+template <class T> struct Small;
+template <> struct Small<__nv_bfloat16> {
+  __device__ static __forceinline__ u32 lifted(u32 bits, u32 up) { return ptx::fma_bf16x2(bits & 0x81c081c0, up, 0x80008000); }
+  // up: 2^126, and whatever a weight is times its code.
+  __device__ static __forceinline__ void of(u32 q, u32 (&out)[4], u32 up = 0x7e807e80) {
+    const u32 top = q >> 8;
+    out[0] = lifted((q & 0x000f000f) * 0x1040, up), out[1] = lifted((q & 0x00f000f0) * 0x0104, up);
+    out[2] = lifted((top & 0x000f000f) * 0x1040, up), out[3] = lifted((top & 0x00f000f0) * 0x0104, up);
+  }
+};
+template <> struct Small<__half> {
+  __device__ static __forceinline__ u32 lifted(u32 sign, u32 size) {
+    return ptx::fma_f16x2((sign & 0x80008000) | (size & 0x0e000e00), 0x74007400, 0x80008000);
+  }
+  __device__ static __forceinline__ void of(u32 q, u32 (&out)[4]) {
+    out[0] = lifted(q << 12, q << 9), out[1] = lifted(q << 8, q << 5);
+    out[2] = lifted(q << 4, q << 1), out[3] = lifted(q, q >> 3);
+  }
+};
+// Floats of 8 bits: of a bfloat16 2^120 times too small, of a float16 2^8 times.
+template <class T> struct Large;
+template <> struct Large<__nv_bfloat16> {
+  __device__ static __forceinline__ u32 lifted(u32 sign, u32 size) {
+    return ptx::fma_bf16x2((sign & 0x80008000) | (size & 0x07f007f0), 0x7b807b80, 0x80008000);
+  }
+  __device__ static __forceinline__ void of(u32 q, u32 (&out)[2]) { out[0] = lifted(q << 8, q << 4), out[1] = lifted(q, q >> 4); }
+};
+template <> struct Large<__half> {
+  __device__ static __forceinline__ u32 lifted(u32 sign, u32 size) {
+    return ptx::fma_f16x2((sign & 0x80008000) | (size & 0x3f803f80), 0x5c005c00, 0x80008000);
+  }
+  __device__ static __forceinline__ void of(u32 q, u32 (&out)[2]) { out[0] = lifted(q << 8, q << 7), out[1] = lifted(q, q >> 1); }
+};
+// By the type of their scales. (A number of a whole specialisation would be data of every kernel.)
+template <class T, class TS, int BITS> struct Halves : Centred<T, BITS> {};
+template <class T> struct Halves<T, e8m0, 4> : Small<T> { static constexpr float LIFT = 1; };
+template <class T, class S> struct Halves<T, OfFloat8<S>, 8> : Large<T> { static constexpr float LIFT = 1; };

@@ -34,7 +34,8 @@ __device__ __forceinline__ int sort_few(const I* indices, int slots, int experts
 }
 
 // Of codes, how few slots find their rows: `work` of the QuantArgs has their indices, `columns` counts them, and slot s
-// reads row s / top_k of x and writes row s of y. places: what is to be done with row s, s, or -1 for nothing.
+// reads row s / top_k of x and writes row s of y. places: what is to be done with row s, s, or -1 for
+// nothing; or null.
 struct RoutedArgs {
   QuantArgs q;
   i64 top_k;

@@ -16,6 +16,20 @@ template <> __device__ __forceinline__ float wide<float, e8m0>(e8m0 v) {
   return __uint_as_float(v.bits ? unsigned(v.bits) << 23 : 0x400000u);  // 2^-127 is no normal number
 }
 
+// Codes that are floats of 8 bits (e4m3) are told by this, in the place of the type S of their scales.
+template <class S> struct OfFloat8 {
+  S scale;
+  OfFloat8() = default;
+  __device__ __forceinline__ explicit OfFloat8(int) : scale(narrow<S, float>(0.f)) {}
+};
+template <> __device__ __forceinline__ float wide<float, OfFloat8<float>>(OfFloat8<float> v) { return v.scale; }
+template <> __device__ __forceinline__ float wide<float, OfFloat8<__half>>(OfFloat8<__half> v) { return wide<float>(v.scale); }
+template <> __device__ __forceinline__ float wide<float, OfFloat8<__nv_bfloat16>>(OfFloat8<__nv_bfloat16> v) {
+  return wide<float>(v.scale);
+}
+template <class TS> struct Float8 { enum : bool { is = false }; };
+template <class S> struct Float8<OfFloat8<S>> { enum : bool { is = true }; };
+
 // Enumerators, as static members would be data of every kernel that includes this.
 template <class TS> struct Float4 { enum : bool { is = false, factors = false }; };
 template <> struct Float4<e8m0> { enum : bool { is = true, factors = false }; };
@@ -24,6 +38,9 @@ template <> struct Float4<e4m3> { enum : bool { is = true, factors = true }; };
 // What a code stands for: as the top bits of a float32 it is 2^126 times too small.
 __device__ __forceinline__ float float4_value(unsigned code) {
   return __uint_as_float((code & 8) << 28 | (code & 7) << 22) * 0x1p126f;
+}
+__device__ __forceinline__ float float8_value(unsigned code) {
+  return __uint_as_float((code & 128) << 24 | (code & 127) << 20) * 0x1p120f;
 }
 // Code r of 16 bits of layout mma16.
 __device__ __forceinline__ unsigned woven_code(unsigned bits, int r) {

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from gemmule.core.device_model import Numbers, Terms
-from gemmule.core.problem import ITEMSIZE, Problem
-from gemmule.core.rung import Constraint, Machine, Params
-from gemmule.rungs._cuda.geometry import ceil_div, modelled
+from gemmule.core.problem import FLOAT8_CODES, ITEMSIZE, Problem
+from gemmule.core.rung import ByIndex, Constraint, Machine, Params, Step
+from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, modelled
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 # What grouped rungs say of themselves that take operands in any order.
 ANY_ORDER: dict[str, Any] = {"layouts": EVERY_LAYOUT, "layouts_b": EVERY_LAYOUT}
+FEW_SLOTS = 256  # that each block of a product by indices sorts for itself, of few_rows.cuh
 HALF_SIGNATURES = tuple((t, t, out) for t in ("bfloat16", "float16") for out in (t, "float32"))
 
 COUNTED = Constraint(
@@ -30,6 +32,24 @@ ALIGNED = Constraint(
         and (problem.n % 8 == 0 or problem.layout_b == "col")
     ),
 )
+
+
+def bits(problem: Problem) -> int:
+    """Return the width of the codes of W."""
+    return 8 if problem.quant is None else problem.quant.bits
+
+
+def scales(problem: Problem) -> str:
+    """Return the C++ type that tells of the scales, and of codes that are floats."""
+    if problem.quant is None:
+        raise TypeError(f"{problem.describe()} has no codes.")
+    name = CTYPE[problem.quant.scale_dtype]
+    return f"OfFloat8<{name}>" if problem.b == FLOAT8_CODES else name
+
+
+def no_zeros(problem: Problem) -> bool:
+    """Tell whether codes that are floats of 8 bits have no zero points, or are others."""
+    return problem.b != FLOAT8_CODES or problem.quant is None or not problem.quant.has_zeros
 
 
 def most_pieces(problem: Problem, size: int) -> int:
@@ -68,6 +88,18 @@ def listed(problem: Problem, machine: Machine, touched: float) -> Numbers:
     """Return the terms of finding out what is to be done, and of touched matrices."""
     nbytes = touched * problem.k * problem.n * ITEMSIZE[problem.b]
     return {"expert_s": problem.batch, "matrices": nbytes / machine.read_bytes_per_s}
+
+
+def routed(step: Step, problem: Problem, way: ByIndex) -> Step:
+    """Return the launch of `routed_*` or `gated_*` in the place of `streamed_*`.
+
+    The first has room to sort few rows.
+    """
+    if way.index is None:
+        return replace(step, kernel=step.kernel.replace("streamed", "gated", 1))
+    flags = str(way.gated).lower(), "int" if way.index == "int32" else "long long"
+    kernel = f"{step.kernel.replace('streamed', 'routed', 1)[:-1]}, {', '.join(flags)}>"
+    return replace(step, kernel=kernel, smem=step.smem + 4 * (problem.batch + 2 * FEW_SLOTS))
 
 
 def by_element(rung: str) -> dict[str, Any]:

@@ -52,7 +52,11 @@ struct Leaving {
 #pragma unroll 1
     for (int e = threadIdx.x; e < rows * WIDTH; e += 2 * HEIGHT + 32) {
       const int line = e / along, place = e % along, i = top + (down ? place : line), j = down ? line : place;
+#ifdef EPILOGUE
+      finish_element<TC>(p, batch, row + i, col + j, from_bits<Sum>(((const float*)at)[i * PITCH + j]));
+#else
       finish_at<TC>(p, batch, row + i, col + j, from_bits<Sum>(((const float*)at)[i * PITCH + j]));
+#endif
     }
   }
 };

@@ -14,6 +14,16 @@ __device__ __forceinline__ float exp2_ftz(float x) {
   return y;
 #endif
 }
+// The larger number, or NaN where one is.
+__device__ __forceinline__ float max_nan(float x, float y) {
+#ifdef CUEMU
+  return x != x ? x : y != y ? y : fmaxf(x, y);
+#else
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+#endif
+}
 // 1 / x, or 0 where that is no normal number.
 __device__ __forceinline__ float reciprocal_ftz(float x) {
 #ifdef CUEMU

@@ -16,6 +16,7 @@ from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, instance, modelled
 from gemmule.rungs.matmul.cuda import wgmma_specialized
 
 SCALED = ("float32", "bfloat16", "float16")  # what float32 sums, and scaled ones, are rounded to
+FINISHED = ("bfloat16",)  # what scaled sums are rounded to behind an epilogue
 STEPS = 128  # of the reduction, in a stage's lines of 128 bytes
 AS_IT_IS, LINED_UP, TRANSPOSED = range(3)
 PACK_THREADS, PACK_BLOCKS = 256, 8  # blocks of a multiprocessor

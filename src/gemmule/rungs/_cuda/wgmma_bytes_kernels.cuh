@@ -1,6 +1,6 @@
 // The kernels of matmul rungs on wgmma for 8-bit operands: their copies, and the product.
 #pragma once
-#include "scales.cuh"
+#include "epilogue.cuh"
 #include "pack_bytes.cuh"
 #include "wgmma_bytes.cuh"
 

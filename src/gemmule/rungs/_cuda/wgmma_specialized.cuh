@@ -61,7 +61,10 @@ __device__ __forceinline__ void store_across(const GemmArgs& p, u32 from, i64 ba
   const int lane = threadIdx.x % 32, row = lane % 16;
 #pragma unroll 2
   for (int col = lane / 16; col < 32; col += 2) {
-    const Sum v = from_bits<Sum>(ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(from + row * 128 + col * 4)));
+    Sum v = from_bits<Sum>(ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(from + row * 128 + col * 4)));
+#ifdef EPILOGUE
+    if (top + row < p.m && left + col < p.n) v = finished<TC>(p, batch, top + row, left + col, v);
+#endif
     if (top + row < p.m && left + col < p.n)
       finish_scaled<TC, Sum>((TC*)p.c + batch * p.c_batch + top + row + (left + col) * p.c_col, v, alpha, beta);
   }
@@ -98,13 +101,20 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
   constexpr int BLOCKS = HEIGHT / 128;   // of 64 rows, of each warpgroup that multiplies
   extern __shared__ __align__(1024) unsigned char smem[];
   __shared__ __align__(8) u64 bars[2 * STAGES];
+#ifdef BLOCK_SCALES
+  static_assert(!TURNED, "rows of A have scales of their own, columns of B have not");
+  __shared__ BlockScales<HEIGHT, WIDTH> scales[STAGES];
+  constexpr int LOADERS = 2;
+#else
+  constexpr int LOADERS = 1;
+#endif
   const GemmArgs p = TURNED ? turned(given) : given;
   const int steps = int((p.k + Elements::STEPS - 1) / Elements::STEPS), group = threadIdx.x / 128;
   const int rank = CLUSTER == 1 ? 0 : int(ptx::cluster_rank());
   const u32 data = ptx::smem_addr(smem), full = ptx::smem_addr(bars), empty = full + 8 * STAGES;
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; ++s) {
-      ptx::mbar_init(full + 8 * s, 1);
+      ptx::mbar_init(full + 8 * s, LOADERS);
       ptx::mbar_init(empty + 8 * s, 2 * CLUSTER);
     }
     ptx::mbar_fence_init();
@@ -134,6 +144,20 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
         }
       }
     }
+#ifdef BLOCK_SCALES
+    if (threadIdx.x / 32 == 1) {   // the second warp brings the scales: they are there when the stage is free
+      for (unsigned index = first; index < last; index += stride) {
+        walk.at(index, batch, row, col);
+        BlockScalesAhead<HEIGHT, WIDTH> ahead(p, (row * CLUSTER + rank) * HEIGHT, col * WIDTH);
+        for (int s = 0; s < steps; ++s, advance()) {
+          ahead.read(p);
+          ptx::mbar_wait_cluster(empty + 8 * stage, parity ^ 1);
+          ahead.put(scales[stage]);
+          if (threadIdx.x == 32) ptx::mbar_arrive(full + 8 * stage);
+        }
+      }
+    }
+#endif
   } else {
     ptx::reg_alloc<232>();
     const int own = (group - 1) * BLOCKS * 64, t = threadIdx.x % 128;
@@ -154,13 +178,22 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
     for (unsigned index = first; index < last; index += stride) {
       Sum sum[BLOCKS][WIDTH / 2];
       int before = 0;
+#ifdef EPILOGUE
+      walk.at(index, batch, row, col);
+      const BiasAhead<TC, WIDTH> bias(p, whole, i64(col) * WIDTH);
+#endif
       if constexpr (Elements::PROMOTED) {
 #pragma unroll
         for (int i = 0; i < BLOCKS * WIDTH / 2; ++i) sum[i / (WIDTH / 2)][i % (WIDTH / 2)] = 0;
         for (int s = 0; s < steps; ++s, advance()) {
           const u32 at = data + stage * STAGE;
           ptx::mbar_wait(full + 8 * stage, parity);
-          promote_stage<typename Elements::Both>(sum, at + own * 128, at + TileA::BYTES, group, [&] { release(stage); });
+#ifdef BLOCK_SCALES
+          const BlockFactors<HEIGHT, WIDTH> join(scales[stage], own);
+#else
+          const Added join;
+#endif
+          promote_stage<typename Elements::Both>(sum, at + own * 128, at + TileA::BYTES, group, [&] { release(stage); }, join);
         }
       } else {
       // excerpt stages
@@ -223,11 +256,17 @@ __device__ __forceinline__ void specialized(const GemmArgs& given, const ptx::Te
 #ifdef SCALES
           float scaled[Staged<TC>::COLS / 2];
           scale_sums(p, row + 64 * r + t / 32 * 16, col + c, sum[r] + c / 2, scaled);
-          Staged<TC>::put(out + buffer * OUT, scaled, alpha);
 #elif defined(EPILOGUE)
+          const float* const scaled = sum[r] + c / 2;
+#endif
+#ifdef EPILOGUE
           float finished[Staged<TC>::COLS / 2];
-          finish_sums<TC>(p, batch, row + 64 * r + t / 32 * 16, col + c, sum[r] + c / 2, finished);
+          finish_sums<TC>(p, batch, row + 64 * r + t / 32 * 16, col + c, bias.pair[c / 64], scaled, finished);
           Staged<TC>::put(out + buffer * OUT, finished, 1.0f);
+#elif defined(SCALES)
+          Staged<TC>::put(out + buffer * OUT, scaled, alpha);
+#elif defined(RESIDUES)
+          Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, batch);
 #else
           Staged<TC>::put(out + buffer * OUT, sum[r] + c / 2, alpha);
 #endif

@@ -77,11 +77,17 @@ __device__ __forceinline__ void multiply_stage(Sum (&d)[BLOCKS][N / 2], u32 a, u
   ptx::wgmma_commit();
 }
 
+// How a stage's sum joins those before it: part `part` of block `block` of 64 rows, its register i.
+struct Added {
+  __device__ __forceinline__ float operator()(float sum, float stage, int block, int part, int i) const { return sum + stage; }
+};
+
 // sum += the products of one stage, which tensor cores sum among themselves, at most 128 columns at a time; calls
 // `done` when they have read the stage. Two warpgroups, 1 and 2, take turns: one's sums leave while the other's products
 // run, for if both began together both would wait together.
-template <class T, int BLOCKS, int HALF_N, class Done>
-__device__ __forceinline__ void promote_stage(float (&sum)[BLOCKS][HALF_N], u32 a, u32 b, int group, const Done& done) {
+template <class T, int BLOCKS, int HALF_N, class Done, class Join>
+__device__ __forceinline__ void promote_stage(float (&sum)[BLOCKS][HALF_N], u32 a, u32 b, int group, const Done& done,
+                                              const Join& join) {
   constexpr int COLS = HALF_N > 64 ? HALF_N : 2 * HALF_N, PARTS = 2 * HALF_N / COLS;
   // excerpt promote
 #pragma unroll
@@ -94,7 +100,10 @@ __device__ __forceinline__ void promote_stage(float (&sum)[BLOCKS][HALF_N], u32 
     ptx::wgmma_wait<0>();
     if (i + 1 == BLOCKS * PARTS) done();
 #pragma unroll
-    for (int l = 0; l < COLS / 2; ++l) sum[r][c * COLS / 2 + l] += part[0][l];
+    for (int l = 0; l < COLS / 2; ++l) {
+      float& so_far = sum[r][c * COLS / 2 + l];
+      so_far = join(so_far, part[0][l], r, c, l);
+    }
   }
   // end of excerpt
 }

@@ -18,6 +18,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.library import entry
 from gemmule.core import fork
 from gemmule.core.problem import ITEMSIZE
 from gemmule.errors import DeviceError
@@ -54,6 +56,12 @@ STATUS = {
 # cuBLAS's own recommendation: 32 MiB from compute capability 9.0 on, 4 MiB before.
 WORKSPACE_BYTES = {True: 32 << 20, False: 4 << 20}
 MOST_ALGORITHMS = 8
+
+# What a product is called by: first what varies (stream, both operands, C, the result, workspace),
+# then the handle, the product, alpha, layouts of the operands, beta, layouts of C and the result,
+# the algorithm, the workspace's size, and the function's address.
+_CALL, _VARY, _LAST = struct.Struct("<17Q"), struct.Struct("<6Q").pack_into, 16
+_PLACES = (6, 7, 8, 1, 9, 2, 10, 11, 3, 12, 4, 13, 14, 5, 15, 0)
 
 _P, _I, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 _ROWS, _STEP = ctypes.c_uint64, ctypes.c_int64
@@ -195,7 +203,8 @@ class Prepared:
 
     `rank`: 0 for the algorithm that the heuristic thinks best, 1 for the next, and so on to the
     last that it knows. `workspace_bytes` are to be given to each call. finish: an epilogue by the
-    library's number, the address of its bias or 0, and the step of the C that it adds.
+    library's number, the address of its bias or 0, and the steps of the C that it adds, from line
+    to line and from one product of a batch to the next.
     """
 
     def __init__(
@@ -203,7 +212,7 @@ class Prepared:
         gemm: Gemm,
         ordinal: int,
         rank: int = 0,
-        finish: tuple[int, int, int] | None = None,
+        finish: tuple[int, int, int, int] | None = None,
     ) -> None:
         self._handle, self._call = handle(ordinal), library().cublasLtMatmul
         self._words, made = f"{gemm.first} x {gemm.second}", _Made()
@@ -213,7 +222,8 @@ class Prepared:
         self._layouts.insert(2, self._layouts[2])
         if finish is not None:
             made.finish(self._product, *finish[:2])
-            self._layouts[2] = made.layout(replace(gemm.result, step=finish[2]), gemm.batch)
+            added = replace(gemm.result, step=finish[2], batch_step=finish[3])
+            self._layouts[2] = made.layout(added, gemm.batch)
         with driver.on_device(ordinal):
             self._chosen = self._choose(made.preference(gemm, ordinal), rank)
         self._algorithm = ctypes.addressof(self._chosen)  # which it begins with
@@ -244,16 +254,22 @@ class Prepared:
         plain = alpha == 1 and beta == 0
         scale = self._one if plain else _scalar(alpha, self._scalar)
         keep = self._zero if plain else _scalar(beta, self._scalar)
-        at_scale, at_keep = ctypes.addressof(scale), ctypes.addressof(keep)
-        call, opened, product, algorithm = self._call, self._handle, self._product, self._algorithm
         of_first, of_second, of_old, of_result = self._layouts
-        size, kept = self.workspace_bytes, (scale, keep)  # whose addresses the library is given
+        fixed = _CALL.pack(
+            0, 0, 0, 0, 0, 0, self._handle, self._product, ctypes.addressof(scale), of_first,
+            of_second, ctypes.addressof(keep), of_old, of_result, self._algorithm,
+            self.workspace_bytes, 0,
+        )  # fmt: skip
+        function, local, kept = self._call, threading.local(), (scale, keep)
 
         def start(stream: int, first: int, second: int, result: int, workspace: int) -> None:
-            status = call(
-                opened, product, at_scale, first, of_first, second, of_second, at_keep,
-                old or result, of_old, result, of_result, algorithm, workspace, size, stream,
-            )  # fmt: skip
+            try:
+                block, call = local.memory
+            except AttributeError:
+                block = ctypes.create_string_buffer(fixed, _CALL.size)
+                local.memory = block, call = block, entry.caller(function, block, _PLACES, _LAST)
+            _VARY(block, 0, stream, first, second, old or result, result, workspace)
+            status = call()
             if status:
                 check(status, f"multiplying {self._words} with {[one[0] for one in kept]}")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from gemmule.backends.cuda import arrays as device_arrays
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.epilogue import Place
+from gemmule.backends.cuda.epilogue import Place, batch_step
 from gemmule.backends.cuda.library import cublas
 from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.core.choice import Choice
@@ -42,7 +42,7 @@ class FinishedLibrary:
     def __init__(self, choice: Choice, run: LibraryRun, what: Shape) -> None:
         self.choice, self.what = choice, what
         self._run, self._lock = run, threading.Lock()
-        self._prepared: dict[tuple[int, int, int], cublas.Prepared] = {}
+        self._prepared: dict[tuple[int, int, int, int], cublas.Prepared] = {}
 
     def takes(self, operands: Mapping[str, Place]) -> bool:
         """Whether operands lie as the library reads them: a bias packed, C as the result does."""
@@ -54,11 +54,12 @@ class FinishedLibrary:
             return True
         place, item = operands["C"], ITEMSIZE[gemm.result.dtype]
         step, unit = (place.steps[axis] for axis in axes)
-        line = gemm.result.rows
+        line, apart = gemm.result.rows, batch_step(self.choice.call.out_shape, place)
         return (
             (unit == 1 or line == 1)
             and (step >= line or gemm.result.columns == 1)
-            and (place.address | max(step, 0) * item) % gemm.alignment == 0
+            and (apart is not None and apart >= 0)
+            and (place.address | (max(step, 0) | apart) * item) % gemm.alignment == 0
         )
 
     def multiply(
@@ -86,15 +87,18 @@ class FinishedLibrary:
         """Return the product as prepared for where the bias lies, and for the steps of C."""
         gemm, bias, c = self._run.gemm, operands.get("bias"), operands.get("C")
         axis = -2 if self._run.exchanged else -1
-        step = gemm.result.step if c is None else max(c.steps[axis], gemm.result.rows)
-        key = ordinal, 0 if bias is None else bias.address, step
+        step, apart = gemm.result.step, gemm.result.batch_step
+        if c is not None:
+            step = max(c.steps[axis], gemm.result.rows)
+            apart = batch_step(self.choice.call.out_shape, c) or 0
+        key = ordinal, 0 if bias is None else bias.address, step, apart
         with self._lock:
             found = self._prepared.get(key)
             if found is None:
                 if len(self._prepared) >= MOST:
                     self._prepared.clear()
                 function = FUNCTIONS[self.what.activation]
-                told = (function & ~1 | 4 if bias else function), key[1], step
+                told = (function & ~1 | 4 if bias else function), *key[1:]
                 found = self._prepared[key] = cublas.Prepared(gemm, ordinal, self._run.rank, told)
         return found
 

@@ -1,11 +1,38 @@
-"""Codes one by one: the experts with tokens in turn, by the quantised product for their size."""
+"""Codes one by one: the experts with tokens in turn, by the quantised product for their size.
+
+Floats of 8 bits become float32 first, an expert at a time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from gemmule.core.problem import FLOAT4_DTYPE
+import numpy as np
+
+from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
+from gemmule.core.rung import Params
 from gemmule.rungs.grouped.cpu import one_by_one
+
+
+def _bind(problem: Problem, params: Params) -> Callable[..., None]:
+    run = one_by_one.RUNG.bind(problem, params)
+    if problem.b != FLOAT8_CODES:
+        return run
+
+    def widened(
+        A: Any, W: Any, ends: Any, C: Any, product: Callable[[Any, Any, Any], None]
+    ) -> None:
+        def multiply(a: Any, w: Any, c: Any) -> None:
+            sums = np.empty(c.shape, np.float32)
+            product(a.astype(np.float32), w.dequantize(), sums)
+            c[...] = sums
+
+        run(A, W, ends, C, multiply)
+
+    return widened
+
 
 RUNG = replace(
     one_by_one.RUNG,
@@ -13,11 +40,12 @@ RUNG = replace(
     idea="Each expert's rows meet its codes in a product of their own.",
     signatures=tuple(
         (t, codes, out)
-        for codes in ("uint4", "uint8", FLOAT4_DTYPE)
+        for codes in ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
         for t in ("float32", "float16", "bfloat16")
         for out in ((t,) if t == "float32" else (t, "float32"))
     ),
     after="one_by_one",
     branch="matrices of codes",
     quantized=True,
+    bind=_bind,
 )

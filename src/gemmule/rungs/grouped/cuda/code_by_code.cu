@@ -1,5 +1,6 @@
 // One thread an element of C beside codes of any groups: it looks up whose row it is in, then walks that row of A and a
 // row of the expert's codes, group by group.
+#include "float4.cuh"
 #include "groups.cuh"
 
 template <class T, class TC, class TS, int BITS> __global__ void __launch_bounds__(256) code_by_code(const QuantArgs p) {
@@ -14,14 +15,15 @@ template <class T, class TC, class TS, int BITS> __global__ void __launch_bounds
   const T* const x = (const T*)p.x + i * p.x_col;
   float sum = 0;
   for (i64 group = 0, l = 0; group < p.groups; ++group) {
-    const float zero = p.zeros ? ((const float*)p.zeros)[row * p.groups + group] : 1 << (BITS - 1);
-    float part = 0;
+    float zero = 1 << (BITS - 1), part = 0;
+    if (!Float4<TS>::is && !Float8<TS>::is && p.zeros) zero = ((const float*)p.zeros)[row * p.groups + group];
     for (const i64 end = min(l + p.group_size, p.n); l < end; ++l) {
       const int code = BITS == 4 ? codes[l / 2] >> l % 2 * 4 & 15 : codes[l];
-      part += (code - zero) * wide<float>(x[l * p.x_step]);
+      const float value = Float4<TS>::is ? float4_value(code) : Float8<TS>::is ? float8_value(code) : code - zero;
+      part += value * wide<float>(x[l * p.x_step]);
     }
     sum += wide<float>(((const TS*)p.scales)[row * p.groups + group]) * part;
   }
   // end of excerpt
-  finish_scaled<TC, float>((TC*)p.y + i * p.y_col + j * p.y_step, sum, (float)p.alpha, (float)p.beta);
+  finish_scaled<TC, float>((TC*)p.y + i * p.y_col + j * p.y_step, by_factor<TS>(p, row, sum), (float)p.alpha, (float)p.beta);
 }

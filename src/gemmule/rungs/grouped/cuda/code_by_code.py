@@ -3,15 +3,15 @@
 A thread finds the expert of its row by halving, and walks a row of that expert's codes: each less
 its zero point meets an element of A in float32, and a group's scale comes to the group's sum. It
 takes what the rungs for many tokens do not: float32 beside codes, groups that are no multiples of
-32, sizes and strides that do not fit vectors.
+32, sizes and strides that do not fit vectors. Floats of 4 and 8 bits have no zero points.
 """
 
 from __future__ import annotations
 
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
 from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance
-from gemmule.rungs._cuda.grouped import COUNTED, by_element
+from gemmule.rungs._cuda.grouped import COUNTED, by_element, no_zeros, scales
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
 HEIGHT, WIDTH = 8, 32
@@ -21,7 +21,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     spec = problem.quant
     if spec is None:
         raise TypeError("code_by_code multiplies codes; the matrices are dense.")
-    types = CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype], spec.bits
+    types = CTYPE[problem.a], CTYPE[problem.out], scales(problem), spec.bits
     blocks = ceil_div(problem.m, HEIGHT) * ceil_div(problem.n, WIDTH)
     return (flat(instance("code_by_code", *types), blocks, HEIGHT * WIDTH),)
 
@@ -30,7 +30,7 @@ def _takes(problem: Problem) -> bool:
     spec = problem.quant
     if spec is None or spec.transposed or spec.has_perm or spec.layout != "row":
         return False
-    return spec.group_size is not None
+    return spec.group_size is not None and no_zeros(problem)
 
 
 RUNG = CudaRung(
@@ -39,7 +39,7 @@ RUNG = CudaRung(
     source="textbook; binary search",
     signatures=tuple(
         (t, codes, out)
-        for codes in ("uint4", "uint8")
+        for codes in ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
         for t in ("float32", "float16", "bfloat16")
         for out in ((t,) if t == "float32" else (t, "float32"))
     ),

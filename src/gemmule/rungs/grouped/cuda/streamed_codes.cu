@@ -17,6 +17,14 @@ __device__ __forceinline__ u32 ones(__nv_bfloat16) { return 0x3f803f80; }
 // in each of eight rows: what `ldmatrix` reads at a time lies in different banks.
 constexpr int WARPS = 8, ROWS = 32, LINE = 128, STAGE = ROWS * LINE, STAGES = 2 * STAGE;
 
+// Whether scales may come to weights as they are made.
+template <class T, class TS> struct Folds { enum : bool { is = false }; };
+template <> struct Folds<__nv_bfloat16, e8m0> { enum : bool { is = true }; };
+
+template <class TS> __device__ __forceinline__ TS no_scale() {   // of columns that there are not
+  if constexpr (Float4<TS>::is || Float8<TS>::is) return TS(0);
+  else return narrow<TS, float>(0.f);
+}
 __device__ constexpr int ahead(int nt) { return nt == 1 ? 2 : 1; }   // blocks for which tokens are asked for before
 
 // The lane's tokens of a block of 32 codes; zeros behind k. WHOLE: it does not lie there.
@@ -37,10 +45,10 @@ __device__ __forceinline__ void bring(Words (&xs)[NT], const T* const (&x)[NT], 
 
 // One turn of a warp: from `start` on, of which every SPAN blocks lie within one group. WHOLE: no block lies behind k.
 // from: the lane's row of the stage; scale and less: those of rows 8 r + g and the lane's EACH blocks.
-template <class T, int BITS, bool ZEROS, int NT, int SPAN, bool WHOLE, int BLOCKS = 32 / BITS, int EACH = BLOCKS / 4>
+template <class T, class TS, int BITS, bool ZEROS, int NT, int SPAN, bool WHOLE, int BLOCKS = 32 / BITS, int EACH = BLOCKS / 4>
 __device__ __forceinline__ void multiply(float (&sum)[2][NT][4], Words (&xs)[BLOCKS][NT], const T* const (&x)[NT], int start, int k,
                                          int tiles, u32 from, const float (&scale)[4][EACH], const float (&less)[ZEROS ? 4 : 1][EACH]) {
-  typedef Centred<T, BITS> Codes;
+  typedef Halves<T, TS, BITS> Codes;
   constexpr int AHEAD = ahead(NT);
   float products[2][NT][4], inputs[ZEROS ? NT : 1][4];   // of SPAN blocks; the sums of x alone
 #pragma unroll
@@ -120,6 +128,47 @@ __device__ __forceinline__ void multiply(float (&sum)[2][NT][4], Words (&xs)[BLO
   }
 }
 
+// The same of MXFP4 beside bfloat16, where no scale of the warp's turn is above 2: what lifts the bits of a code has its scale
+// with it, so that one product makes the weight, exactly, and sums run on over groups. up: that of rows 8 r + g and the
+// lane's two blocks, in pairs.
+template <int NT>
+__device__ __forceinline__ void multiply_scaled(float (&sum)[2][NT][4], Words (&xs)[8][NT], const __nv_bfloat16* const (&x)[NT], int start,
+                                                int k, int tiles, u32 from, const u32 (&up)[4][2]) {
+  typedef __nv_bfloat16 T;
+  constexpr int AHEAD = ahead(NT);
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+    if (b + AHEAD < 8) bring<4, true>(xs[b + AHEAD], x, start + 32 * (b + AHEAD), k);
+    u32 of_x[NT][4], words[4], scale[4];   // of rows 8 r + g
+#pragma unroll
+    for (int c = 0; c < NT; ++c)
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const u32 one = xs[b][c][i / 2], other = xs[b][c][i / 2 + 2];
+        of_x[c][i] = __byte_perm(one, other, 0x5410), of_x[c][i + 1] = __byte_perm(one, other, 0x7632);
+      }
+    ptx::ldmatrix_x4(words, from + ((b ^ threadIdx.x % 8) << 4));
+#pragma unroll
+    for (int r = 0; r < 4; ++r) scale[r] = __shfl_sync(~0u, up[r][b % 2], (threadIdx.x & 28) | b / 2);
+#pragma unroll
+    for (int f = 0; f < 2; ++f) {
+      u32 tile[2][4];   // of rows 16 f + g and those 8 below
+#pragma unroll
+      for (int hi = 0; hi < 2; ++hi) Small<T>::of(words[2 * f + hi], tile[hi], scale[2 * f + hi]);
+#pragma unroll
+      for (int s = 0; s < 4; s += 2) {
+        const u32 a[4] = {tile[0][s], tile[1][s], tile[0][s + 1], tile[1][s + 1]};
+#pragma unroll
+        for (int c = 0; c < NT; ++c) {
+          if (c && c >= tiles) break;
+          const u32 both[2] = {of_x[c][s], of_x[c][s + 1]};
+          mma(sum[f][c], a, both, T());
+        }
+      }
+    }
+  }
+}
+
 // Each warp has two stages of its own: codes of the next turn, and the scales in registers, are on their way while one is
 // multiplied. Nothing of a turn waits for memory but the tokens, which the L1 holds, two blocks of 32 codes ahead. A third
 // stage leaves it less room, and takes longer.
@@ -127,7 +176,7 @@ __device__ __forceinline__ void multiply(float (&sum)[2][NT][4], Words (&xs)[BLO
 // room: the stages, the sums [PARTS][TOKENS][APART], then the list. rows: where a token's row lies in x and in y.
 template <class T, class TC, class TS, int BITS, bool ZEROS, int NT, int WIDE, bool GATED, class Rows>
 __device__ __forceinline__ void stream_codes(const QuantArgs& p, const Ends& ends, unsigned char* room, const Rows& row_of) {
-  typedef Centred<T, BITS> Codes;
+  typedef Halves<T, TS, BITS> Codes;
   constexpr int COLUMNS = GATED ? 2 : 1, ACROSS = WIDE / COLUMNS, SLAB = ROWS * ACROSS;   // of the result
   constexpr int PARTS = WARPS / WIDE, TOKENS = 8 * NT, APART = ROWS * WIDE + 4;
   constexpr int V = 128 / BITS, DEPTH = 8 * V, BLOCKS = DEPTH / 32, EACH = BLOCKS / 4;
@@ -186,7 +235,7 @@ __device__ __forceinline__ void stream_codes(const QuantArgs& p, const Ends& end
 #pragma unroll
       for (int r = 0; r < 4; ++r, place += 8 * groups) {
         const bool is = 8 * r + g < rows;
-        soon[r][i] = is ? ((const TS*)p.scales)[place] : narrow<TS, float>(0.f);
+        soon[r][i] = is ? ((const TS*)p.scales)[place] : no_scale<TS>();
         if constexpr (ZEROS) less_soon[r][i] = is ? ((const float*)p.zeros)[place] - (1 << (BITS - 1)) : 0.f;
       }
     }
@@ -209,11 +258,13 @@ __device__ __forceinline__ void stream_codes(const QuantArgs& p, const Ends& end
       ptx::cp_async_wait<0>();
       __syncwarp();   // the stage is there for all lanes, and nobody reads the other one any more
       float scale[4][EACH], less[ZEROS ? 4 : 1][EACH];   // of what is multiplied, which is LIFT times less
+      TS now_scale[Folds<T, TS>::is ? 4 : 1][EACH];
 #pragma unroll
       for (int i = 0; i < EACH; ++i)
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           scale[r][i] = wide<float>(soon[r][i]) * Codes::LIFT;
+          if constexpr (Folds<T, TS>::is) now_scale[r][i] = soon[r][i];
           if constexpr (ZEROS) less[r][i] = less_soon[r][i] * (1 / Codes::LIFT);
         }
       const u32 held = own + stage + lane * LINE;
@@ -221,8 +272,20 @@ __device__ __forceinline__ void stream_codes(const QuantArgs& p, const Ends& end
       int next = turn + 1;
       if (next == turns && item + 1 < end) go_to(item + 1), next = 0;
       if (next < turns) ask(next);
-      if (size % 4 == 0 && start + DEPTH <= k) multiply<T, BITS, ZEROS, NT, 4, true>(sum, xs, x, start, k, tiles, held, scale, less);
-      else multiply<T, BITS, ZEROS, NT, 1, false>(sum, xs, x, start, k, tiles, held, scale, less);
+      constexpr int SPAN = Float4<TS>::is ? 1 : 4;   // in blocks, of whole turns
+      if constexpr (Folds<T, TS>::is) {
+        u32 up[4][EACH], most = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+#pragma unroll
+          for (int r = 0; r < 4; ++r) up[r][i] = (now_scale[r][i].bits + 126) * 0x800080, most = max(most, (u32)now_scale[r][i].bits);
+        if (start + DEPTH <= k && !__any_sync(~0u, most > 128)) {
+          multiply_scaled<NT>(sum, xs, x, start, k, tiles, held, up);
+          continue;
+        }
+      }
+      if (size % SPAN == 0 && start + DEPTH <= k) multiply<T, TS, BITS, ZEROS, NT, SPAN, true>(sum, xs, x, start, k, tiles, held, scale, less);
+      else multiply<T, TS, BITS, ZEROS, NT, 1, false>(sum, xs, x, start, k, tiles, held, scale, less);
     }
     if (!turns && item + 1 < end) go_to(item + 1);
     __syncthreads();   // nobody reads the sums of the item before any more
@@ -253,6 +316,14 @@ __global__ void __launch_bounds__(32 * WARPS, 2) streamed_codes(const QuantArgs 
   stream_codes<T, TC, TS, BITS, ZEROS, NT, WIDE, false>(p, Ends(p), room, Sorted());
 }
 
+// Through the gate: the result has half as many columns.
+template <class T, class TC, class TS, int BITS, bool ZEROS, int NT, int WIDE>
+__global__ void __launch_bounds__(32 * WARPS, 2) gated_codes(const QuantArgs p) {
+  take_turn();
+  extern __shared__ __align__(128) unsigned char room[];
+  stream_codes<T, TC, TS, BITS, ZEROS, NT, WIDE, true>(p, Ends(p), room, Sorted());
+}
+
 // Of few rows that nobody sorted: each block sorts them for itself, reads them and writes where they lie. I: an index.
 template <class T, class TC, class TS, int BITS, bool ZEROS, int NT, int WIDE, bool GATED, class I>
 __global__ void __launch_bounds__(32 * WARPS, 2) routed_codes(const RoutedArgs p) {
@@ -262,7 +333,7 @@ __global__ void __launch_bounds__(32 * WARPS, 2) routed_codes(const RoutedArgs p
   int* const order = (int*)(room + WARPS * STAGES + WARPS / WIDE * (8 * NT) * (ROWS * WIDE + 4) * 4) + experts + 1;
   int* const ends = order + 2 * FEW_SLOTS;
   const int place = sort_few<32 * WARPS>((const I*)p.q.work, slots, experts, ends, order, order + FEW_SLOTS), slot = threadIdx.x;
-  if (blockIdx.x == 0 && slot < slots) p.places[slot] = place < 0 ? -1 : slot;
+  if (p.places && blockIdx.x == 0 && slot < slots) p.places[slot] = place < 0 ? -1 : slot;
   for (int s = blockIdx.x; s < slots; s += gridDim.x)   // what names no expert is nothing
     if (order[FEW_SLOTS + s] < 0)
       for (int j = threadIdx.x; j < (int)p.q.m / (GATED ? 2 : 1); j += 32 * WARPS)

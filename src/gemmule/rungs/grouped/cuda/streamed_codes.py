@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Terms
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
 from gemmule.core.rung import Arithmetic, ByIndex, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
@@ -22,19 +22,21 @@ from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modell
 WARPS, ROWS, LINE, PITCH = 8, 32, 128, 4
 STAGES_BYTES = WARPS * 2 * ROWS * LINE  # two of each warp
 MOST_EXPERTS = 4096
-FEW_SLOTS = 256  # that a block sorts for itself, of few_rows.cuh
+
+
+_KINDS = {FLOAT4_DTYPE: "floats", FLOAT8_CODES: "float8"}  # of coefficients
 
 
 def _depth(problem: Problem) -> int:
     """Return how many codes of a row a warp multiplies in a turn."""
-    return 8 * (128 // (4 if problem.b == "uint4" else 8))
+    return 8 * (128 // grouped.bits(problem))
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     spec, wide, tokens = problem.quant, params["wide"], params["tokens"]
     if spec is None:
         raise TypeError("streamed_codes multiplies codes; the matrices are dense.")
-    types = (CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype])
+    types = (CTYPE[problem.a], CTYPE[problem.out], grouped.scales(problem))
     about = spec.bits, spec.has_zeros, tokens // 8, wide
     sums = (WARPS // wide) * tokens * (ROWS * wide + PITCH)
     return (
@@ -51,10 +53,7 @@ def _routed(problem: Problem, params: Params, machine: Machine, way: ByIndex) ->
     """Return the launch that sorts few rows for itself; a slab of gates and ups has two warps."""
     wide = max(params["wide"], 2 if way.gated else 1)
     (step,) = _steps(replace(problem, out=way.out), {**params, "wide": wide}, machine)
-    index = "int" if way.index == "int32" else "long long"
-    flags = f"{str(way.gated).lower()}, {index}>"
-    kernel = f"{step.kernel.replace('streamed', 'routed', 1)[:-1]}, {flags}"
-    return replace(step, kernel=kernel, smem=step.smem + 4 * (problem.batch + 2 * FEW_SLOTS))
+    return grouped.routed(step, problem, way)
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -67,16 +66,16 @@ def _takes(problem: Problem) -> bool:
     if spec is None or spec.transposed or spec.has_perm or spec.layout != "row":
         return False
     size = problem.k if spec.group_size == -1 else spec.group_size
-    return size is not None and size > 0 and size % 32 == 0
+    return size is not None and size > 0 and size % 32 == 0 and grouped.no_zeros(problem)
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Multiply codes at a rate by their bits and tokens, or as the memory brings them."""
-    bits, tokens, wide = (4 if problem.b == "uint4" else 8), params["tokens"], params["wide"]
-    slab = ROWS * wide * problem.k
+    bits, tokens, wide = grouped.bits(problem), params["tokens"], params["wide"]
+    slab, kind = ROWS * wide * problem.k, _KINDS.get(problem.b, f"{bits}")
     count, _ = grouped.pieces(problem, tokens)
     shape = problem, machine, count * ceil_div(problem.n, ROWS * wide), slab * bits / 8
-    return grouped.items(*shape, f"{wide}", {f"code_s {bits} {tokens} {wide}": slab})
+    return grouped.items(*shape, f"{wide}", {f"code_s {kind} {tokens} {wide}": slab})
 
 
 RUNG = CudaRung(
@@ -87,7 +86,7 @@ RUNG = CudaRung(
     source="Marlin (Frantar et al., 2024), for groups of experts",
     signatures=tuple(
         (t, codes, out)
-        for codes in ("uint4", "uint8")
+        for codes in ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
         for t in ("bfloat16", "float16")
         for out in (t, "float32")
     ),

@@ -1,5 +1,6 @@
 // A few tokens an expert on tensor cores: blocks walk over slabs of the touched experts' matrices, and fragments come
 // from global memory as they lie, in either order of W.
+#include "few_rows.cuh"
 #include "groups.cuh"
 #include "ptx.cuh"
 
@@ -75,31 +76,51 @@ struct Turn {
   }
 };
 
+// The floats in which the warps' sums meet: of WARPS / WIDE parts, TOKENS tokens, a slab and what keeps banks apart.
+template <bool ALONG_K, int NT, int WIDE> __device__ constexpr int pitch() {
+  return (ALONG_K ? 32 : 64) * WIDE + (ALONG_K ? 4 : 1);
+}
+template <bool ALONG_K, int NT, int WIDE> __device__ constexpr int sums() {
+  return WARPS / WIDE * (8 * NT) * pitch<ALONG_K, NT, WIDE>();
+}
+
+// Where the row of a token lies, one of those that an item begins with; a lane without a token reads nothing.
+struct InOrder {
+  __device__ __forceinline__ int x(int first, int lane, int) const { return first + lane; }
+  __device__ __forceinline__ int y(int place) const { return place; }
+};
+struct Apart {
+  Found found;
+  __device__ __forceinline__ int x(int first, int lane, int tokens) const { return found.x(first + min(lane, tokens - 1)); }
+  __device__ __forceinline__ int y(int place) const { return found.y(place); }
+};
+
 // WIDE warps stand side by side in a slab, WARPS / WIDE share the sum. The next item's first vectors are under way
-// while the sums of this one meet in shared memory.
-template <class TA, class TB, class TC, bool ALONG_K, int NT, int WIDE>
-__global__ void __launch_bounds__(32 * WARPS, NT > 2 ? 1 : 2) streamed_experts(const GemmArgs p) {
-  take_turn();
+// while the sums of this one meet in shared memory. GATED: the columns are gates, then as many ups, and a slab has as many
+// of each, whose silu(gate) * up is the result. part: those sums, then the list. row_of: where a token's row lies in A and
+// in C.
+template <class TB, class TC, bool ALONG_K, int NT, int WIDE, bool GATED, class Rows>
+__device__ __forceinline__ void stream_experts(const GemmArgs& p, const Ends& ends, float* part, const Rows& row_of) {
   typedef Turn<TB, ALONG_K, NT> Mine;
-  constexpr int SLAB = Mine::ROWS * WIDE, PARTS = WARPS / WIDE, TOKENS = 8 * NT, PITCH = SLAB + (ALONG_K ? 4 : 1);
-  extern __shared__ __align__(16) float part[];   // [PARTS][TOKENS][PITCH], then the list
-  int* const first = (int*)(part + PARTS * TOKENS * PITCH);
-  const int slabs = (int)((p.n + SLAB - 1) / SLAB), k = (int)p.k, n = (int)p.n;
-  const i64 items = (i64)list_pieces<32 * WARPS>(Ends(p), TOKENS, first) * slabs;
+  constexpr int COLUMNS = GATED ? 2 : 1, ACROSS = WIDE / COLUMNS, SLAB = Mine::ROWS * ACROSS;   // of the result
+  constexpr int PARTS = WARPS / WIDE, TOKENS = 8 * NT, PITCH = pitch<ALONG_K, NT, WIDE>();
+  int* const first = (int*)(part + sums<ALONG_K, NT, WIDE>());
+  const int k = (int)p.k, n = (int)p.n / COLUMNS, slabs = (n + SLAB - 1) / SLAB;
+  const i64 items = (i64)list_pieces<32 * WARPS>(ends, TOKENS, first) * slabs;
   const int begin = (int)(items * blockIdx.x / gridDim.x), end = (int)(items * (blockIdx.x + 1) / gridDim.x);
   if (begin == end) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int across = warp % WIDE * Mine::ROWS, down = warp / WIDE * Mine::DEPTH;
+  const int across = warp % ACROSS * Mine::ROWS, ups = warp % WIDE / ACROSS * n, down = warp / WIDE * Mine::DEPTH;
   const int turns = (k + PARTS * Mine::DEPTH - 1) / (PARTS * Mine::DEPTH);
-  Items walk{Ends(p), first, slabs, TOKENS, expert_of(first + 1, (int)p.batch, begin / slabs)};
+  Items walk{ends, first, slabs, TOKENS, expert_of(first + 1, ends.experts, begin / slabs)};
   Mine held;
   const TB *w, *x;
   Work at;
   auto go_to = [&](int item) {
     at = walk.at(item);
-    const i64 column = (i64)at.slab * SLAB + across + (ALONG_K ? g : 8 * g);
+    const i64 column = (i64)at.slab * SLAB + ups + across + (ALONG_K ? g : 8 * g);
     w = (const TB*)p.b + at.expert * p.b_batch + column * p.b_col + 8 * t * p.b_row;
-    x = (const TB*)p.a + (at.token + g) * p.a_row + 8 * t;
+    x = (const TB*)p.a + row_of.x(at.token, g, at.tokens) * p.a_row + 8 * t;
   };
   auto load = [&](int turn) {
     held.load(w, x, ALONG_K ? 8 * p.b_col : p.b_row, p.a_row, turn * PARTS * Mine::DEPTH + down, k,
@@ -119,7 +140,7 @@ __global__ void __launch_bounds__(32 * WARPS, NT > 2 ? 1 : 2) streamed_experts(c
       go_to(item + 1);
       if (turns) load(0);
     }
-    float* const mine = part + (warp / WIDE) * TOKENS * PITCH + across;
+    float* const mine = part + (warp / WIDE) * TOKENS * PITCH + warp % WIDE * Mine::ROWS;
 #pragma unroll
     for (int f = 0; f < Mine::FRAGMENTS; ++f)
 #pragma unroll
@@ -130,12 +151,53 @@ __global__ void __launch_bounds__(32 * WARPS, NT > 2 ? 1 : 2) streamed_experts(c
     const float alpha = (float)p.alpha, beta = (float)p.beta;
     for (int e = threadIdx.x; e < SLAB * now.tokens; e += 32 * WARPS) {
       const int token = e / SLAB, row = e % SLAB, column = now.slab * SLAB + row;
-      float total = 0;
+      float total[COLUMNS] = {};
 #pragma unroll
-      for (int i = 0; i < PARTS; ++i) total += part[(i * TOKENS + token) * PITCH + row];
+      for (int i = 0; i < PARTS * COLUMNS; ++i) total[i % COLUMNS] += part[(i / COLUMNS * TOKENS + token) * PITCH + i % COLUMNS * SLAB + row];
+      if constexpr (GATED) total[0] = total[0] / (1 + expf(-total[0])) * total[1];
       if (column < n)
-        finish_scaled<TC, float>((TC*)p.c + (now.token + token) * p.c_row + column * p.c_col, total, alpha, beta);
+        finish_scaled<TC, float>((TC*)p.c + row_of.y(now.token + token) * p.c_row + column * p.c_col, total[0], alpha, beta);
     }
     __syncthreads();
   }
+}
+
+template <class TA, class TB, class TC, bool ALONG_K, int NT, int WIDE>
+__global__ void __launch_bounds__(32 * WARPS, NT > 2 ? 1 : 2) streamed_experts(const GemmArgs p) {
+  take_turn();
+  extern __shared__ __align__(16) float part[];
+  stream_experts<TB, TC, ALONG_K, NT, WIDE, false>(p, Ends(p), part, InOrder());
+}
+
+// Through the gate: the result has half as many columns.
+template <class TA, class TB, class TC, bool ALONG_K, int NT, int WIDE>
+__global__ void __launch_bounds__(32 * WARPS, NT > 2 ? 1 : 2) gated_experts(const GemmArgs p) {
+  take_turn();
+  extern __shared__ __align__(16) float part[];
+  stream_experts<TB, TC, ALONG_K, NT, WIDE, true>(p, Ends(p), part, InOrder());
+}
+
+// Of few rows that nobody sorted, as `routed_codes`: `work` has the indices, `m` counts the slots.
+struct FewExperts {
+  GemmArgs g;
+  i64 top_k;
+  int* places;
+};
+
+template <class TA, class TB, class TC, bool ALONG_K, int NT, int WIDE, bool GATED, class I>
+__global__ void __launch_bounds__(32 * WARPS, 2) routed_experts(const FewExperts p) {
+  static_assert(NT == 1, "more tokens of a piece lie apart");
+  take_turn();
+  extern __shared__ __align__(16) float part[];
+  const int experts = (int)p.g.batch, slots = (int)p.g.m;
+  int* const order = (int*)(part + sums<ALONG_K, NT, WIDE>()) + experts + 1, *const ends = order + 2 * FEW_SLOTS;
+  const int place = sort_few<32 * WARPS>((const I*)p.g.work, slots, experts, ends, order, order + FEW_SLOTS), slot = threadIdx.x;
+  if (p.places && blockIdx.x == 0 && slot < slots) p.places[slot] = place < 0 ? -1 : slot;
+  for (int s = blockIdx.x; s < slots; s += gridDim.x)   // what names no expert is nothing
+    if (order[FEW_SLOTS + s] < 0)
+      for (int j = threadIdx.x; j < (int)p.g.n / (GATED ? 2 : 1); j += 32 * WARPS)
+        ((TC*)p.g.c)[s * p.g.c_row + j * p.g.c_col] = narrow<TC, float>(0.f);
+  Ends of(p.g);   // rows and experts; the ends are those that were sorted here
+  of.at = ends;
+  stream_experts<TB, TC, ALONG_K, NT, WIDE, GATED>(p.g, of, part, Apart{{order, (int)p.top_k}});
 }

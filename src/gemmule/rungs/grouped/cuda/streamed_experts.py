@@ -12,15 +12,17 @@ piece, from the L2 as a rule: that is for the tiles of the next rung.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
+from gemmule.core.rung import Arithmetic, ByIndex, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, modelled, type_arguments
 from gemmule.rungs._cuda.terms import beside
 
-WARPS = 8
+WARPS, FEWEST = 8, 8
 MOST_EXPERTS = 4096  # whose list fits beside the sums
 
 
@@ -48,6 +50,19 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
             smem=_shared_bytes(problem, params),
         ),
     )
+
+
+def _routed(problem: Problem, params: Params, machine: Machine, way: ByIndex) -> Step | None:
+    """Return the launch that sorts few rows for itself; a slab of gates and ups has two warps.
+
+    Ups begin at whole vectors.
+    """
+    vectors = problem.layout_b == "col" or problem.n % 16 == 0
+    if (way.gated and not vectors) or (way.index is not None and params["tokens"] != FEWEST):
+        return None
+    wide = max(params["wide"], 2 if way.gated else 1)
+    (step,) = _steps(replace(problem, out=way.out), {**params, "wide": wide}, machine)
+    return grouped.routed(step, problem, way)
 
 
 def _chain(problem: Problem, params: Params) -> int:
@@ -79,7 +94,7 @@ RUNG = CudaRung(
     after="row_by_row",
     layouts=("row",),
     layouts_b=("row", "col"),
-    params={"tokens": (8, 16, 32), "wide": (1, 2, 4)},
+    params={"tokens": (FEWEST, 16, 32), "wide": (1, 2, 4)},
     constraints=(
         grouped.ALIGNED,
         Constraint(
@@ -96,5 +111,6 @@ RUNG = CudaRung(
         ),
     ),
     steps=_steps,
+    routed=_routed,
     **modelled("grouped/streamed_experts", _terms),
 )

@@ -4,6 +4,7 @@
 // excerpt stages of wgmma_codes.cu
 #include "expert_tiles.cuh"
 #include "few_rows.cuh"
+#include "float4.cuh"
 #include "wgmma_tiles.cuh"
 
 // LINE: bytes of a row of codes in a stage, whose 16-byte pieces TMA puts in another order in each of eight rows.
@@ -50,6 +51,30 @@ template <class T, class TS, int BITS, bool ZEROS> struct Row {
   }
 };
 
+// Of floats of 4 bits, MXFP4: what is 2^126 times too small is lifted, and meets its power of two; both are exact.
+template <class T> struct Row<T, e8m0, 4, false> {
+  static constexpr u32 UPS = 0x7e807e80u;
+  u32 scale;
+  __device__ __forceinline__ void take(u32 exponent) { scale = (exponent ? exponent << 7 : 0x40) * 0x10001; }
+  __device__ __forceinline__ u32 weights(u32 bits, u32 up) const {
+    return fma2(fma2(bits, up, 0x80008000u, T()), scale, 0x80008000u, T());
+  }
+};
+
+// Of floats of 8 bits: what is 2^120 times too small is lifted to a 512th, exactly, and w is rounded once as above.
+template <class T, class S> struct Row<T, OfFloat8<S>, 8, false> {
+  static constexpr u32 UPS = 0x77007700u;
+  u32 scale, below;
+  __device__ __forceinline__ void take(float s, float) {
+    const float up = 512 * s, kept = rounded<T>(up);
+    scale = pair_of<T>(kept, kept), below = Same<T, S>::value ? 0 : pair_of<T>(up - kept, up - kept);
+  }
+  __device__ __forceinline__ u32 weights(u32 bits, u32 up) const {
+    const u32 d = fma2((bits << 8 & 0x80008000u) | (bits << 4 & 0x07f007f0u), up, 0x80008000u, T());
+    return fma2(d, scale, Same<T, S>::value ? 0x80008000u : fma2(d, below, 0x80008000u, T()), T());
+  }
+};
+
 // A thread's part of 16 columns by 32 steps, operands of two instructions: of rows g and g + 8, of which the line of the
 // first begins at `line`, and the codes with piece `piece`. up: of a row.
 template <class T, class TS, int BITS, bool ZEROS>
@@ -65,6 +90,11 @@ __device__ __forceinline__ void decode(u32 (&a)[2][4], const unsigned char* line
   for (int j = 0; j < 4; ++j)   // of eight steps
 #pragma unroll
     for (int hi = 0; hi < 2; ++hi) {
+      if constexpr (Float4<TS>::is) {   // both codes of byte t at the tops of halves
+        const u32 tops = __byte_perm(from[0][hi][j] << 4, from[0][hi][j], t << 4 | (t + 4) << 12);
+        a[j / 2][hi + j % 2 * 2] = rows[hi].weights((tops & 0x80008000u) | (tops >> 6 & 0x01c001c0u), up);
+        continue;
+      }
       const u32 bits = BITS == 4 ? __byte_perm(from[0][hi][j], 0, pick) & 0x00f0000fu
                                  : __byte_perm(from[j / 2 * (BITS / 8)][hi][j % 2 * 2], from[j / 2 * (BITS / 8)][hi][j % 2 * 2 + 1], pick) & 0x00ff00ffu;
       a[j / 2][hi + j % 2 * 2] = rows[hi].weights(bits, up);
@@ -81,6 +111,7 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
     if (work.tokens > N)
       return products<T, TS, BITS, ZEROS, WIDTH, STAGES, UNIT, N + UNIT>(sum, p, work, x, codes, lines, own);
   constexpr int HEIGHT = columns_by(WIDTH), EACH = LINE * 8 / BITS / DEPTH;   // stages of tokens beside one of codes
+  constexpr bool FLOATS = Float4<TS>::is;
   const int steps = ((int)p.n + DEPTH - 1) / DEPTH, each = (int)p.group_size / DEPTH;
   const int mine = own + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, m = (int)p.m;   // the first of the thread's rows
   const int row = min(work.slab * HEIGHT + mine, m - 1);   // what is behind the last counts for nothing
@@ -90,9 +121,17 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
   const float* zeros = (const float*)p.zeros + place;
   TS scale[2];   // of the next group, as they come: nobody waits for them before they are needed
   float zero[2];
+  u32 two[2];   // the scales of two groups, which are a stage of small floats, and how many were taken
+  int taken = 0;
   auto fetch = [&] {
-    scale[0] = scales[0], scale[1] = scales[next], ++scales;
-    if constexpr (ZEROS) zero[0] = zeros[0], zero[1] = zeros[next], ++zeros;
+    if constexpr (FLOATS) {
+      const int second = taken + 1 < (int)p.groups;
+      two[0] = scales[0].bits | scales[second].bits << 8, two[1] = scales[next].bits | scales[next + second].bits << 8;
+      scales += 2, taken += 2;
+    } else {
+      scale[0] = scales[0], scale[1] = scales[next], ++scales;
+      if constexpr (ZEROS) zero[0] = zeros[0], zero[1] = zeros[next], ++zeros;
+    }
   };
   Row<T, TS, BITS, ZEROS> rows[2];
   u32 a[2][2][4];   // of 32 steps by turns
@@ -102,7 +141,11 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
   // excerpt stages
   for (int s = 0; s < steps; ++s, x.advance<STAGES>()) {
     if (s % EACH == 0) codes.wait_full();
-    if (left == 0) {   // the scales of a group are asked for when the one before begins
+    u32 both[2];
+    if constexpr (FLOATS) {
+      both[0] = two[0], both[1] = two[1];
+      if (s + 1 < steps) fetch();
+    } else if (left == 0) {   // the scales of a group are asked for when the one before begins
 #pragma unroll
       for (int r = 0; r < 2; ++r) rows[r].take(wide<float>(scale[r]), ZEROS ? zero[r] : 0.f);
       left = each ? each : steps;
@@ -114,6 +157,7 @@ __device__ __forceinline__ void products(float (&sum)[WIDTH / 2], const QuantArg
     x.wait_full();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      if constexpr (FLOATS) rows[0].take(both[0] >> 8 * h & 255), rows[1].take(both[1] >> 8 * h & 255);
       decode<T, TS, BITS, ZEROS>(a[h], line, (s % EACH * 2 + h) * (BITS / 4), rows, up);
 #pragma unroll
       for (int e = 0; e < 8; ++e) ptx::pin(a[h][e / 4][e % 4]);

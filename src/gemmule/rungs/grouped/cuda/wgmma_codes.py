@@ -15,12 +15,12 @@ from collections.abc import Iterable
 
 from gemmule.core.device_model import Terms
 from gemmule.core.packing import TensorMap
-from gemmule.core.problem import Problem
+from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import grouped, half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 
-LINE, LINES = 128, 2
+LINE, LINES, MXFP4_GROUP = 128, 2, 32
 ROOM_BYTES = 227 * 1024 - 1024 - 8192  # for codes and tokens
 MOST_EXPERTS, MOST_STAGES = 2000, 12
 
@@ -42,7 +42,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     spec, width = problem.quant, params["tokens"]
     if spec is None:
         raise TypeError("wgmma_codes multiplies codes; the matrices are dense.")
-    types = (CTYPE[problem.a], CTYPE[problem.out], CTYPE[spec.scale_dtype])
+    types = (CTYPE[problem.a], CTYPE[problem.out], grouped.scales(problem))
     stages, columns = _stages(width), _columns(width)
     room = stages * width * 2 * half_tiles.DEPTH + LINES * columns * LINE
     return (
@@ -63,9 +63,13 @@ def _takes(problem: Problem) -> bool:
     spec = problem.quant
     if spec is None or spec.transposed or spec.has_perm or spec.layout != "row" or spec.exact:
         return False
+    if not grouped.no_zeros(problem):
+        return False
     if spec.has_zeros and problem.a == "float16":  # far zero points want scales that halves lack
         return False
     size = spec.group_size
+    if problem.b == FLOAT4_DTYPE:  # whose weights are bfloat16 as they are
+        return size == MXFP4_GROUP
     return size == -1 or (size is not None and size > 0 and size % half_tiles.DEPTH == 0)
 
 
@@ -75,7 +79,7 @@ EXACT_TOKENS = 8  # an expert, up to which no weight is rounded
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Wait for stages, by the tokens of a piece in whole instructions, or for the codes."""
-    width, bits = params["tokens"], 4 if problem.b == "uint4" else 8
+    width, bits = params["tokens"], grouped.bits(problem)
     columns, unit = _columns(width), _unit(width)
     stages = ceil_div(problem.k, half_tiles.DEPTH)
     count, touched = grouped.pieces(problem, width)
@@ -83,7 +87,8 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     moved = columns * problem.k * bits / 8 * touched / max(count, 1.0)
     each = stages * min(width, ceil_div(int(problem.m / max(count, 1.0)), unit) * unit)
     zeros = problem.quant is not None and problem.quant.has_zeros
-    busy = {f"stage_s {width}{' zeros' * zeros}": stages, f"token_s {width}": each, "tile_s": 1.0}
+    kind = " floats" if problem.b == FLOAT4_DTYPE else " zeros" * zeros
+    busy = {f"stage_s {width}{kind}": stages, f"token_s {width}": each, "tile_s": 1.0}
     return grouped.items(*shape, moved, "", busy)
 
 
@@ -96,13 +101,14 @@ RUNG = CudaRung(
     title="Tiles of codes",
     idea="A code becomes a weight once for up to 256 tokens, in the registers that wgmma reads.",
     source="PTX ISA: wgmma with A in registers; Machete's mixed operands, for groups of experts",
-    # Of 8 bits beside float16, scales below what halves hold cost more than the bound allows.
+    # Beside float16, scales of 8 bits below what halves hold cost more than the bound allows, and
+    # a power of two may be none.
     signatures=tuple(
         (t, codes, out)
-        for codes in ("uint4", "uint8")
+        for codes in ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
         for t in ("bfloat16", "float16")
         for out in (t, "float32")
-        if (codes, t) != ("uint8", "float16")
+        if codes == "uint4" or t == "bfloat16"
     ),
     arithmetic=lambda problem: Arithmetic(
         "float32", chain=half_tiles.ARITHMETIC.chain, per_add=2.0, inputs=problem.a

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
 from gemmule.backends.cpu.atomics import unpacked_as
+from gemmule.backends.cpu.atomics import write as set_word
 from gemmule.backends.cpu.intrinsics import call_c, load, store
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled, in_pool
@@ -71,14 +70,37 @@ def place_kernel(paired: bool, unit: str) -> Kernel:
 
 
 @functools.cache
+def places_kernel(paired: bool, unit: str) -> Kernel:
+    """Return `place_kernel` of up to 32 lines, in two tiles: its last arguments are both."""
+    place, both, along_lines = place_kernel(paired, unit), steps.place_two(paired), unit == "width"
+
+    @kernel
+    def places(
+        source: int, line_step: int, term_step: int, lines: int, terms: int, tile: int, other: int
+    ) -> None:
+        if along_lines and lines == GROUP and terms == STEP_TERMS:
+            both(source, term_step, tile, other)
+        else:
+            place(source, line_step, term_step, min(lines, TILE_ROWS), terms, tile)
+            below, rest = source + TILE_ROWS * line_step, max(0, lines - TILE_ROWS)
+            place(below, line_step, term_step, rest, terms, other)
+
+    return places
+
+
+@functools.cache
 def _pack_kernel(pieces: int) -> Kernel:
-    """Return what packs one panel of an operand: see `pack_shares`."""
+    """Return what packs 32 lines of an operand: two panels, and what `note_extremes` notes.
+
+    places: the address of a `places_kernel`; steps in bytes; packed, extremes: where the tiles and
+    the extremes of all lines go.
+    """
     write, note, split = store("int64", "int64"), steps.note_extremes(), steps.split_halves()
 
     @kernel
     def pack(
         number: int,
-        place: int,
+        places: int,
         source: int,
         line_step: int,
         term_step: int,
@@ -88,62 +110,33 @@ def _pack_kernel(pieces: int) -> Kernel:
         terms: int,
     ) -> None:
         count = (terms + STEP_TERMS - 1) // STEP_TERMS
-        first = source + TILE_ROWS * number * line_step
-        here = max(0, min(TILE_ROWS, lines - TILE_ROWS * number))
+        first = source + GROUP * number * line_step
+        here, noted = min(GROUP, lines - GROUP * number), extremes + EXTREMES_BYTES * number
+        panel = count * pieces * TILE_BYTES
         for i in range(8):
-            write(extremes + EXTREMES_BYTES * number, i, -1)
-            write(extremes + EXTREMES_BYTES * number, 8 + i, 0)
+            write(noted, i, -1)
+            write(noted, 8 + i, 0)
         for step in range(count):
-            tile = packed + (number * count + step) * pieces * TILE_BYTES
+            tile = packed + 2 * number * panel + step * pieces * TILE_BYTES
             some = min(STEP_TERMS, terms - STEP_TERMS * step)
-            if here < TILE_ROWS or some < STEP_TERMS:
+            if here < GROUP or some < STEP_TERMS:
                 for i in range(TILE_BYTES // 8):
                     write(tile, i, 0)
+                    write(tile + panel, i, 0)
             begin = first + STEP_TERMS * step * term_step
-            call_c(place, (begin, line_step, term_step, here, some, tile))
-            note(tile, extremes + EXTREMES_BYTES * number)
-            if pieces == 2:
-                split(tile)
+            call_c(places, (begin, line_step, term_step, here, some, tile, tile + panel))
+            for half in range(2):
+                note(tile + half * panel, noted)
+                if pieces == 2:
+                    split(tile + half * panel)
 
     return pack
 
 
 @functools.cache
 def pack_shares(pieces: int) -> Pooled:
-    """Return the packing of A and B, a share for each panel, those of A first.
-
-    Words: panels of A; terms; then of each operand the address of a `place_kernel`, the source, the
-    step from line to line and from term to term in bytes, lines, where the tiles go, and where each
-    panel's extremes go (see `note_extremes`).
-    """
-    pack = _pack_kernel(pieces)
-
-    @kernel
-    def pack_either(
-        number: int,
-        panels: int,
-        terms: int,
-        place_a: int,
-        A: int,
-        A_line: int,
-        A_term: int,
-        m: int,
-        packed_a: int,
-        extremes_a: int,
-        place_b: int,
-        B: int,
-        B_line: int,
-        B_term: int,
-        n: int,
-        packed_b: int,
-        extremes_b: int,
-    ) -> None:
-        if number < panels:
-            pack(number, place_a, A, A_line, A_term, m, packed_a, extremes_a, terms)
-        else:
-            pack(number - panels, place_b, B, B_line, B_term, n, packed_b, extremes_b, terms)
-
-    return in_pool(pack_either, 16)
+    """Return the packing of an operand, a share for each 32 lines; words as `_pack_kernel` says."""
+    return in_pool(_pack_kernel(pieces), 8)
 
 
 @kernel
@@ -159,61 +152,173 @@ def store_group(
             call_c(unpack, (tile, TILE_ROWS, target, C_row, height, breadth))
 
 
-@functools.cache
-def block_shares(pieces: int, by_tiles: bool = True) -> Pooled:
-    """Return the product, a share for each block of C.
+# The exponent fields of the least elements of A and B that are not zero sum to this at least where
+# no sum can be subnormal: the last bit of a product is 2^14 below its first.
+LEAST_EXPONENTS = 2 * 127 - 126 + 14
+_INFINITY = 0x7C00  # of float16
 
-    Words: packed A and B, C, its step from row to row and from column to column in bytes, m, n,
-    tiles of 32 terms, rows and columns of a block in groups of 32, tiles of one pass, and the
-    address of an `unpack_kernel`. by_tiles: by AMX, else by VDPBF16PS.
+
+_MOST_EXPONENTS = 2 * 15 + 8  # of float16 elements' largest: 32 products sum to less than 2^15
+
+
+@kernel
+def carried(pieces: int, least_a: int, most_a: int, least_b: int, most_b: int) -> bool:
+    """Whether tiles compute what IEEE arithmetic does, up to roundings, of operands' extremes.
+
+    pieces: 0 where float16 is summed as it is.
     """
-    return in_pool(block_kernel(pieces, by_tiles), 12)
+    if pieces == 0:
+        return (most_a >> 10) + (most_b >> 10) <= _MOST_EXPONENTS
+    if pieces == 2:
+        return max(most_a, most_b) < _INFINITY
+    first, second = (least_a + 1) >> 7, (least_b + 1) >> 7
+    return min(first, second) > 0 and first + second >= LEAST_EXPONENTS
+
+
+class Tiled(NamedTuple):
+    """A product in blocks of C, each of which packs what it reads of A and B, pass by pass.
+
+    What other threads have packed a core fetches line by line out of their caches: that took more
+    time than to pack it again. refused: where shares say that not all is `carried`; places_a,
+    places_b: addresses of each `places_kernel`, or 0 where the operand comes packed, and then its
+    least and its most; steps in bytes; rows, columns: of a block, in groups of 32; depth: tiles of
+    32 terms of a pass; unpack: the address of an `unpack_kernel`; workspace: has parts of
+    `block_bytes`.
+    """
+
+    A: int
+    B: int
+    C: int
+    refused: int
+    places_a: int
+    A_line: int
+    A_term: int
+    least_a: int
+    most_a: int
+    places_b: int
+    B_line: int
+    B_term: int
+    least_b: int
+    most_b: int
+    C_row: int
+    C_item: int
+    m: int
+    n: int
+    k: int
+    rows: int
+    columns: int
+    depth: int
+    unpack: int
+    workspace: int
+
+
+def block_bytes(rows: int, columns: int, terms: int, depth: int, pieces: int) -> int:
+    """Return what a block works in: sums that wait for another pass and four more; tiles."""
+    count = -(-terms // STEP_TERMS)
+    sums = (rows * columns if count > depth else 1) + 1
+    tiles = (rows + columns) * (2 * min(count, depth) * pieces * TILE_BYTES + EXTREMES_BYTES)
+    return sums * SUMS_BYTES + tiles
 
 
 @functools.cache
-def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
-    start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
-    add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
-    shapes, forget = configured(*SHAPES), released()
-    step_bytes, dots = pieces * TILE_BYTES, steps.add_dots()
+def block_shares(pieces: int, by: str) -> Pooled:
+    """Return the product of a `Tiled`, a share for each block of C; see `block_kernel`."""
+    block, words = block_kernel(pieces, by), unpacked_as(Tiled)
 
     @kernel
-    def block(
-        number: int,
-        a: int,
-        b: int,
-        C: int,
-        C_row: int,
-        C_item: int,
-        m: int,
-        n: int,
-        count: int,
-        rows: int,
-        columns: int,
-        depth: int,
-        unpack: int,
-    ) -> None:
-        panel = count * step_bytes
-        down, across = (m + GROUP - 1) // GROUP, (n + GROUP - 1) // GROUP
-        turns = (across + columns - 1) // columns
-        top, left = number // turns * rows, number % turns * columns
-        height, width = min(rows, down - top), min(columns, across - left)
-        kept = height * width if count > depth else 1  # groups whose sums wait for another pass
-        memory = np.empty((kept + 1) * SUMS_BYTES + 64, np.uint8)
-        registers = (memory.ctypes.data + 63) // 64 * 64
-        sums = registers + SUMS_BYTES
-        if by_tiles:
-            shapes()
-        for begin in range(0, count, depth):
-            some = min(depth, count - begin)
+    def share(at: int, number: int) -> None:
+        w = words(at)
+        part = claimed(w.workspace)
+        if block(w, w.A, w.B, w.C, number, part) != 0:
+            set_word(w.refused, 1)
+        release(w.workspace, part)
+
+    return Pooled(share)
+
+
+@functools.cache
+def small_kernel(pieces: int, by: str) -> Kernel:
+    """Return ``f(words, A, B, C)``: a `Tiled` of one block; not 0: operands are not `carried`."""
+    block, words = block_kernel(pieces, by), unpacked_as(Tiled)
+
+    @kernel
+    def small(at: int, A: int, B: int, C: int) -> Any:
+        w = words(at)
+        part = claimed(w.workspace)
+        undone = block(w, A, B, C, 0, part)
+        release(w.workspace, part)
+        return undone
+
+    return small
+
+
+@functools.cache
+def block_kernel(pieces: int, by: str) -> Kernel:
+    """Return ``f(product, A, B, C, number, part)``: a block, in a part of the workspace.
+
+    by: see `tile_products.bind`. Not 0: operands are not `carried`.
+    """
+    start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
+    add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
+    shapes, forget, pack = configured(*SHAPES), released(), _pack_kernel(pieces)
+    step_bytes, by_tiles = pieces * TILE_BYTES, by == "tiles"
+    dots, rule = steps.add_dots("bfloat16" if by_tiles else by), 0 if by == "float16" else pieces
+    extremes = least_and_most
+
+    @kernel
+    def range_of(at: int, groups: int) -> Any:
+        least, most = extremes(at)
+        for group in range(1, groups):
+            one, other = extremes(at + group * EXTREMES_BYTES)
+            least, most = min(least, one), max(most, other)
+        return least, most
+
+    @kernel
+    def block(w: Tiled, A: int, B: int, C: int, number: int, registers: int) -> int:
+        count = (w.k + STEP_TERMS - 1) // STEP_TERMS
+        down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
+        turns = (across + w.columns - 1) // w.columns
+        top, left = number // turns * w.rows, number % turns * w.columns
+        height, width = min(w.rows, down - top), min(w.columns, across - left)
+        several, sums = count > w.depth, registers + SUMS_BYTES
+        room_a = sums + (w.rows * w.columns if several else 1) * SUMS_BYTES
+        room_b = room_a + 2 * w.rows * min(count, w.depth) * step_bytes
+        noted = room_b + 2 * w.columns * min(count, w.depth) * step_bytes
+        least_a, most_a, least_b, most_b = w.least_a, w.most_a, w.least_b, w.most_b
+        for begin in range(0, count, w.depth):
+            some, low = min(w.depth, count - begin), begin * STEP_TERMS
+            terms = min(some * STEP_TERMS, w.k - low)
+            a, b, panel_a, panel_b = room_a, room_b, some * step_bytes, some * step_bytes
+            if w.places_a != 0:
+                source, lines = A + GROUP * top * w.A_line + low * w.A_term, w.m - GROUP * top
+                way = w.places_a, source, w.A_line, w.A_term, lines, room_a, noted
+                for group in range(height):
+                    pack(group, *way, terms)
+                least_a, most_a = range_of(noted, height)
+            else:
+                panel_a = count * step_bytes
+                a = A + 2 * top * panel_a + begin * step_bytes
+            if w.places_b != 0:
+                source, lines = B + GROUP * left * w.B_line + low * w.B_term, w.n - GROUP * left
+                way = w.places_b, source, w.B_line, w.B_term, lines, room_b, noted
+                for group in range(width):
+                    pack(group, *way, terms)
+                least_b, most_b = range_of(noted, width)
+            else:
+                panel_b = count * step_bytes
+                b = B + 2 * left * panel_b + begin * step_bytes
+            if not carried(rule, least_a, most_a, least_b, most_b):
+                return 1
+            if by_tiles:
+                shapes()
             for j in range(width):
-                right = b + 2 * (left + j) * panel + begin * step_bytes
+                right = b + 2 * j * panel_b
                 for i in range(height):
-                    place = sums + (j * height + i) * SUMS_BYTES if count > depth else sums
-                    above = a + 2 * (top + i) * panel + begin * step_bytes
+                    place = sums + ((j * height + i) * SUMS_BYTES if several else 0)
+                    above = a + 2 * i * panel_a
                     if not by_tiles:
                         for part in range(4):
-                            one, other = above + part // 2 * panel, right + part % 2 * panel
+                            one, other = above + part // 2 * panel_a, right + part % 2 * panel_b
                             dots(place + part * TILE_BYTES, one, other, some, begin)
                     else:
                         if begin == 0:
@@ -222,92 +327,14 @@ def block_kernel(pieces: int, by_tiles: bool) -> Kernel:
                             resume(registers, place)
                         for step in range(some):
                             one, other = above + step * step_bytes, right + step * step_bytes
-                            add(registers, one, other, count * TILE_BYTES)
+                            add(registers, one, other, panel_a // pieces, panel_b // pieces)
                         keep(registers, place)
-                    if begin + depth >= count:
+                    if begin + w.depth >= count:
                         row, column = GROUP * (top + i), GROUP * (left + j)
-                        store_group(place, C, C_row, C_item, m, n, row, column, unpack)
-        if by_tiles:
-            forget()
+                        target = C, w.C_row, w.C_item, w.m, w.n
+                        store_group(place, *target, row, column, w.unpack)
+            if by_tiles:
+                forget()
+        return 0
 
     return block
-
-
-# The exponent fields of the least elements of A and B that are not zero sum to this at least where
-# no sum can be subnormal: the last bit of a product is 2^14 below its first.
-LEAST_EXPONENTS = 2 * 127 - 126 + 14
-_INFINITY = 0x7C00  # of float16
-
-
-@kernel
-def carried(pieces: int, least_a: int, most_a: int, least_b: int, most_b: int) -> bool:
-    """Whether tiles compute what IEEE arithmetic does, up to roundings, of operands' extremes."""
-    if pieces == 2:
-        return max(most_a, most_b) < _INFINITY
-    first, second = (least_a + 1) >> 7, (least_b + 1) >> 7
-    return min(first, second) > 0 and first + second >= LEAST_EXPONENTS
-
-
-class Small(NamedTuple):
-    """A product on the calling thread: of each operand as `pack_shares` has it, then C's."""
-
-    place_a: int
-    A_line: int
-    A_term: int
-    m: int
-    place_b: int
-    B_line: int
-    B_term: int
-    n: int
-    C_row: int
-    C_item: int
-    k: int
-    depth: int
-    unpack: int
-    workspace: int
-
-
-def small_bytes(m: int, n: int, k: int, pieces: int) -> int:
-    """Return what a product on the calling thread works in."""
-    panels = 2 * (-(-m // GROUP) + -(-n // GROUP))
-    return panels * (-(-k // STEP_TERMS) * pieces * TILE_BYTES + EXTREMES_BYTES) + 64
-
-
-@functools.cache
-def small_kernel(pieces: int, by_tiles: bool) -> Kernel:
-    """Return ``f(words, A, B, C)``, a product by address; not 0: operands are not `carried`."""
-    pack, block, extremes = _pack_kernel(pieces), block_kernel(pieces, by_tiles), least_and_most
-    words, step_bytes = unpacked_as(Small), pieces * TILE_BYTES
-
-    @kernel
-    def range_of(at: int, panels: int) -> Any:
-        least, most = extremes(at)
-        for panel in range(1, panels):
-            one, other = extremes(at + panel * EXTREMES_BYTES)
-            least, most = min(least, one), max(most, other)
-        return least, most
-
-    @kernel
-    def small(at: int, A: int, B: int, C: int) -> int:
-        w = words(at)
-        part, count = claimed(w.workspace), (w.k + STEP_TERMS - 1) // STEP_TERMS
-        down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
-        a = (part + 63) // 64 * 64
-        b = a + 2 * down * count * step_bytes
-        of_a = b + 2 * across * count * step_bytes
-        of_b = of_a + 2 * down * EXTREMES_BYTES
-        for panel in range(2 * down):
-            pack(panel, w.place_a, A, w.A_line, w.A_term, w.m, a, of_a, w.k)
-        for panel in range(2 * across):
-            pack(panel, w.place_b, B, w.B_line, w.B_term, w.n, b, of_b, w.k)
-        least_a, most_a = range_of(of_a, 2 * down)
-        least_b, most_b = range_of(of_b, 2 * across)
-        undone = 1
-        if carried(pieces, least_a, most_a, least_b, most_b):
-            sizes = (C, w.C_row, w.C_item, w.m, w.n, count, down, across, w.depth, w.unpack)
-            block(0, a, b, *sizes)
-            undone = 0
-        release(w.workspace, part)
-        return undone
-
-    return small

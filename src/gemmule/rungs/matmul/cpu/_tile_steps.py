@@ -9,6 +9,7 @@ that stands for the tile registers where a test runs the same kernels on another
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from gemmule.backends.cpu import amx, ir, simd
@@ -99,18 +100,16 @@ def keep_rows() -> Intrinsic:
 
 @functools.cache
 def add_products(pieces: tuple[int, int], streamed: str = "") -> Intrinsic:
-    """Return ``f(registers, a, b, panel_bytes)``: add 32 terms to the four sums.
+    """Return ``f(registers, a, b, panel_a, panel_b)``: add 32 terms to the four sums.
 
-    a, b: addresses of the tiles of these terms in the first of two panels, panel_bytes apart for
+    a, b: addresses of the tiles of these terms in the first of two panels, so many bytes apart for
     each of the pieces that A or B has. streamed: ``"a"`` or ``"b"`` where that passes while the
     other stays in the first cache.
     """
 
-    def emit(
-        builder: Any, registers: simd.Value, a: simd.Value, b: simd.Value, panel_bytes: simd.Value
-    ) -> None:
-        apart = [builder.mul(panel_bytes, panel_bytes.type(count)) for count in pieces]
-        left, right = ((at, builder.add(at, by)) for at, by in zip((a, b), apart, strict=True))
+    def emit(builder: Any, registers: simd.Value, *given: simd.Value) -> None:
+        apart = [builder.mul(by, by.type(n)) for by, n in zip(given[2:], pieces, strict=True)]
+        left, right = ((at, builder.add(at, by)) for at, by in zip(given[:2], apart, strict=True))
         held: tuple[int, int] = (-1, -1)
         for pair in PRODUCTS[pieces]:
             for name, tiles, places, piece, before in (
@@ -129,12 +128,13 @@ def add_products(pieces: tuple[int, int], streamed: str = "") -> Intrinsic:
 
 
 @functools.cache
-def add_dots() -> Intrinsic:
-    """Return ``f(sums, a, b, count, before)``: what tiles do, for one of the four, by VDPBF16PS.
+def add_dots(dtype: str) -> Intrinsic:
+    """Return ``f(sums, a, b, count, before)``: what tiles do, for one of the four, in vectors.
 
     Adds `count` steps of 32 terms of a panel of A and one of B to 16 x 16 sums in memory, which
     are read where `before` is not 0. Each row's sums stay in a register, and two terms of the row
-    meet sixteen columns in one instruction, which takes them from memory.
+    meet sixteen columns in one instruction, which takes them from memory: bfloat16 by VDPBF16PS;
+    float16 by VFMADDPH, 32 terms of a sum in float16 before they are added in float32.
     """
 
     def emit(builder: Any, *arguments: simd.Value) -> None:
@@ -151,10 +151,18 @@ def add_dots() -> Intrinsic:
         step.add_incoming(count.type(0), start)
         offset = builder.mul(step, count.type(amx.TILE_BYTES))
         left, right, grown = builder.add(a, offset), builder.add(b, offset), list(totals)
+        if dtype == "float16":
+            halves = ir.VectorType(ir.HalfType(), STEP_TERMS)
+            grown = [halves([0.0] * STEP_TERMS)] * len(kept)
         for pair in range(STEP_TERMS // 2):
             columns = simd.load_vector(builder, right, "int32", 64 * pair)
             for row in rows:
-                grown[row] = _dots(builder, grown[row], columns, left, 64 * row + 4 * pair)
+                terms = simd.spread(builder, left, 64 * row + 4 * pair, "int32")
+                grown[row] = _two_terms(builder, dtype, grown[row], columns, terms)
+        if dtype == "float16":
+            grown = [
+                builder.fadd(t, _widened(builder, g)) for t, g in zip(totals, grown, strict=True)
+            ]
         following = builder.add(step, count.type(1))
         step.add_incoming(following, loop)
         for total, one, new in zip(totals, kept, grown, strict=True):
@@ -165,15 +173,27 @@ def add_dots() -> Intrinsic:
         for row, new in enumerate(grown):
             simd.store_vector(builder, new, sums, 64 * row)
 
-    return operation("add_dots", emit)
+    return operation(f"add_dots {dtype}", emit)
 
 
-def _dots(builder: Any, total: simd.Value, columns: simd.Value, left: simd.Value, at: int) -> Any:
-    """Emit ``total + columns . two terms at left + at``, which the instruction reads itself."""
-    halves = simd.bfloat16_vector()
-    row = builder.bitcast(simd.spread(builder, left, at, "int32"), halves)
-    name, columns = "llvm.x86.avx512bf16.dpbf16ps.512", builder.bitcast(columns, halves)
-    return simd.called(builder, name, total.type, total, columns, row)
+def _two_terms(builder: Any, dtype: str, total: Any, columns: simd.Value, terms: simd.Value) -> Any:
+    """Emit ``total + columns . terms``; of float16 both products have a sum of their own."""
+    if dtype == "float16":
+        parts = (builder.bitcast(one, total.type) for one in (terms, columns))
+        return simd.called(builder, "llvm.fma.v32f16", total.type, *parts, total)
+    kind = simd.bfloat16_vector()
+    columns, terms = builder.bitcast(columns, kind), builder.bitcast(terms, kind)
+    return simd.called(
+        builder, "llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, columns, terms
+    )
+
+
+def _widened(builder: Any, pairs: simd.Value) -> Any:
+    """Emit the sums of each two float16 that stand beside each other, as float32."""
+    order = range(0, STEP_TERMS, 2)
+    even = simd.shuffled(builder, pairs, pairs, list(order))
+    odd = simd.shuffled(builder, pairs, pairs, [one + 1 for one in order])
+    return builder.fpext(builder.fadd(even, odd), simd.vector_type("float32"))
 
 
 @functools.cache
@@ -184,21 +204,48 @@ def place_tile(paired: bool, along_lines: bool) -> Intrinsic:
     """
 
     def emit(builder: Any, source: simd.Value, step: simd.Value, tile: simd.Value) -> None:
-        rows = simd.row_addresses(builder, source, step, 32 if along_lines else amx.TILE_ROWS)
         if along_lines:
-            halves = [simd.load_vector(builder, row, "uint16", 0) for row in rows]
-            order = [i // 2 + 16 * (i % 2) for i in range(32)]
-            twos = zip(halves[::2], halves[1::2], strict=True)
-            pairs = [simd.shuffled(builder, one, other, order) for one, other in twos]
-            lines = [builder.bitcast(one, simd.vector_type("int32")) for one in pairs]
-        else:
-            lines = [simd.load_vector(builder, row, "int32") for row in rows]
-        if paired != along_lines:
-            lines = transposed(builder, lines)
-        for number, line in enumerate(lines):
-            simd.store_vector(builder, line, tile, 64 * number)
+            _place_across(builder, source, step, [tile], paired)
+            return
+        rows = simd.row_addresses(builder, source, step, amx.TILE_ROWS)
+        _write_tile(
+            builder, [simd.load_vector(builder, row, "int32") for row in rows], tile, paired
+        )
 
     return operation(f"place_tile {paired} {along_lines}", emit)
+
+
+@functools.cache
+def place_two(paired: bool) -> Intrinsic:
+    """Return ``f(source, step, tile, other)``: what `place_tile` does along 32 lines, in two tiles.
+
+    Rows of memory are read whole: where they lie a power of two apart, no cache keeps the half of
+    each that another tile would want later.
+    """
+
+    def emit(builder: Any, source: simd.Value, step: simd.Value, *tiles: simd.Value) -> None:
+        _place_across(builder, source, step, tiles, paired)
+
+    return operation(f"place_two {paired}", emit)
+
+
+def _place_across(
+    builder: Any, source: simd.Value, step: simd.Value, tiles: Sequence[simd.Value], paired: bool
+) -> None:
+    width = amx.TILE_ROWS * len(tiles)
+    rows = simd.row_addresses(builder, source, step, STEP_TERMS)
+    halves = [simd.load_vector(builder, row, "uint16", 0, width) for row in rows]
+    for number, tile in enumerate(tiles):
+        order = [amx.TILE_ROWS * number + i // 2 + width * (i % 2) for i in range(STEP_TERMS)]
+        twos = zip(halves[::2], halves[1::2], strict=True)
+        pairs = [simd.shuffled(builder, one, other, order) for one, other in twos]
+        lines = [builder.bitcast(one, simd.vector_type("int32")) for one in pairs]
+        _write_tile(builder, lines, tile, not paired)
+
+
+def _write_tile(builder: Any, lines: list[simd.Value], tile: simd.Value, turned: bool) -> None:
+    for number, line in enumerate(transposed(builder, lines) if turned else lines):
+        simd.store_vector(builder, line, tile, 64 * number)
 
 
 EXTREMES_BYTES = 2 * 64

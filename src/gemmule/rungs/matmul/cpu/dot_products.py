@@ -19,7 +19,7 @@ from gemmule.core.rung import Machine, Suggestion
 from gemmule.rungs import _cpu
 from gemmule.rungs.matmul.cpu import tile_products
 
-bind = functools.partial(tile_products.bind, by_tiles=False)
+bind = functools.partial(tile_products.bind, by="bfloat16")
 
 
 # Multiply-adds for each fused float32 one of a core. Intel's take two cycles: 64 to 512 a side 0.6
@@ -44,7 +44,7 @@ RUNG = replace(
     branch="bfloat16 on processors with AVX512_BF16",
     suggest=suggest,
     bind=bind,
-    job=functools.partial(tile_products.job, by_tiles=False),
+    job=functools.partial(tile_products.job, by="bfloat16"),
     available=lambda: missing_features("avx512f", "avx512bw", "avx512bf16"),
     packing=HostPacking(tile_products.pack, bind),
 )

@@ -13,6 +13,7 @@ to `packed_threads`.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,12 +33,11 @@ from gemmule.rungs.matmul.cpu import packed_threads
 from gemmule.rungs.matmul.cpu._tile import unit_axis, unpack_kernel
 from gemmule.rungs.matmul.cpu._tile_blocks import (
     GROUP,
-    Small,
+    Tiled,
+    block_bytes,
     block_shares,
-    carried,
     pack_shares,
-    place_kernel,
-    small_bytes,
+    places_kernel,
     small_kernel,
 )
 from gemmule.rungs.matmul.cpu._tile_steps import PRODUCTS, STEP_TERMS
@@ -47,9 +47,8 @@ Array = np.ndarray[Any, Any]
 
 # Terms of a pass: with them two panels of B, 32 KiB, stay in the first-level cache.
 _TERMS = {1: 512, 2: 256}
-# Blocks for each thread at least, where there are so many groups of 32: who ends late ends soon.
-_BLOCKS_PER_THREAD = 2
-_LEAST_GROUPS = 2
+# What it takes to pack 32 lines of A, and of B, in times of 32 x 32 sums of as many terms.
+_PACKS = (6, 11)
 _SMALL = 256**3  # multiply-adds that the calling thread does as fast as with helpers, about
 # Multiply-adds, and elements packed, for each fused float32 multiply-add of a core (Xeon with AMX,
 # 16 cores, 1024 to 4096; packing two cores, 64 to 256; November 2026; a loop over the first-level
@@ -58,28 +57,8 @@ _PRODUCTS_PER_FMA = {"bfloat16": 3.5, "float16": 1.2}
 _ELEMENTS_PER_FMA, _NEAR = 0.05, 2.0
 
 
-def _pieces(problem: Problem) -> int:
-    return 2 if problem.a == "float16" else 1
-
-
-class _Tiles:
-    """An operand as tiles: a panel of sixteen lines after the other, an even number of them."""
-
-    def __init__(self, pieces: int, lines: int, terms: int, place: int) -> None:
-        self.lines, self.place = lines, place
-        self.panels = 2 * -(-lines // GROUP)
-        self.nbytes = self.panels * -(-terms // STEP_TERMS) * pieces * TILE_BYTES
-
-    def room(self) -> tuple[Array, int, Array]:
-        """Return memory for the tiles, where they begin in it, and memory for the extremes."""
-        memory = np.empty(self.nbytes + 64, np.uint8)
-        extremes = np.empty((self.panels, 2, 32), np.uint16)
-        return memory, -(-memory.ctypes.data // 64) * 64, extremes
-
-    def words(self, array: Array, line_axis: int, at: int, noted: Array) -> tuple[int, ...]:
-        """Return what `pack_shares` has to know of an operand whose lines lie along an axis."""
-        steps = array.strides[line_axis], array.strides[1 - line_axis]
-        return self.place, _cpu.address(array), *steps, self.lines, at, noted.ctypes.data
+def _pieces(problem: Problem, by: str) -> int:
+    return 2 if problem.a == "float16" and by == "tiles" else 1
 
 
 def _extremes(noted: Array) -> tuple[int, int]:
@@ -87,59 +66,43 @@ def _extremes(noted: Array) -> tuple[int, int]:
     return int(noted[:, 0].min()), int(noted[:, 1].max())
 
 
-def block_groups(down: int, across: int, threads: int, most: tuple[int, int]) -> tuple[int, int]:
-    """Return rows and columns of a block in groups of 32: at most `most`, enough for all threads.
-
-    down, across: groups of C.
-    """
-    rows, columns = min(down, most[0]), min(across, most[1])
-    wanted = _BLOCKS_PER_THREAD * threads if threads > 1 else 1
-    while -(-down // rows) * -(-across // columns) < wanted:
-        if max(rows, columns) <= _LEAST_GROUPS:
-            break
-        rows, columns = (-(-rows // 2), columns) if rows >= columns else (rows, -(-columns // 2))
-    return rows, columns
-
-
-def _operands(problem: Problem) -> tuple[_Tiles, _Tiles]:
-    """Return how A and B become tiles."""
-    units = unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1)
-    places = [place_kernel(b, unit).address(6) for b, unit in enumerate(units)]
-    pieces, k = _pieces(problem), problem.k
-    return _Tiles(pieces, problem.m, k, places[0]), _Tiles(pieces, problem.n, k, places[1])
-
-
-def pack(problem: Problem, operand: str, array: Array) -> HostPacked:
-    """Return A or B in tiles, and its extremes."""
-    axis = "ab".index(operand)
-    tiles = _operands(problem)[axis]
-    memory.require(tiles.nbytes, "what is packed of the matrix")
-    held, at, noted = tiles.room()
-    words = tiles.words(array, axis, at, noted)
-    pack_shares(_pieces(problem))(tiles.panels, tiles.panels, problem.k, *words, *words)
+def pack(problem: Problem, operand: str, array: Array, *, by: str = "tiles") -> HostPacked:
+    """Return A or B in tiles, two panels of sixteen lines after the other, and its extremes."""
+    axis, pieces, k = "ab".index(operand), _pieces(problem, by), problem.k
+    groups = -(-array.shape[axis] // GROUP)
+    nbytes = 2 * groups * -(-k // STEP_TERMS) * pieces * TILE_BYTES
+    memory.require(nbytes, "what is packed of the matrix")
+    held, noted = np.empty(nbytes + 64, np.uint8), np.empty((groups, 2, 32), np.uint16)
+    at = -(-held.ctypes.data // 64) * 64
+    lies = _cpu.address(array), array.strides[axis], array.strides[1 - axis], array.shape[axis]
+    places = _places(problem)[axis]
+    pack_shares(pieces)(groups, places, *lies, at, noted.ctypes.data, k)
     held.flags.writeable = False
     return HostPacked(array, held, at, _extremes(noted))
 
 
-def _in_tiles(problem: Problem, ready: Sides) -> Callable[[Any, Any], tuple[HostPacked, ...]]:
-    """Return what makes tiles of A and B at once, of those that are none yet."""
-    both, pieces, k = _operands(problem), _pieces(problem), problem.k
-    panels = [0 if has else tiles.panels for tiles, has in zip(both, ready, strict=True)]
+def _places(problem: Problem) -> list[int]:
+    units = unit_axis(problem.layout_a, 0), unit_axis(problem.layout_b, 1)
+    return [places_kernel(axis == 1, unit).address(7) for axis, unit in enumerate(units)]
 
-    def in_tiles(*given: Any) -> tuple[HostPacked, ...]:
-        rooms = [None if has else tiles.room() for tiles, has in zip(both, ready, strict=True)]
-        words: list[int] = []
-        for axis, room in enumerate(rooms):
-            told = (0,) * 7 if room is None else both[axis].words(given[axis], axis, *room[1:])
-            words += told
-        if any(panels):
-            pack_shares(pieces)(sum(panels), panels[0], k, *words)
-        return tuple(
-            one if room is None else HostPacked(one, room[0], room[1], _extremes(room[2]))
-            for one, room in zip(given, rooms, strict=True)
-        )
 
-    return in_tiles
+@functools.lru_cache(256)
+def block_groups(
+    down: int, across: int, threads: int, most: tuple[int, int], packs: tuple[int, int]
+) -> tuple[int, int]:
+    """Return rows and columns of a block in groups of 32, at most `most`, of the least time.
+
+    down, across: groups of C. packs: what packing such a group of A or of B takes, in times of a
+    group of C; every block packs its own.
+    """
+
+    def time(rows: int, columns: int) -> tuple[int, int]:
+        blocks = -(-down // rows) * -(-across // columns)
+        each = rows * columns + packs[0] * rows + packs[1] * columns
+        return -(-blocks // threads) * each, blocks
+
+    each = itertools.product(range(1, min(down, most[0]) + 1), range(1, min(across, most[1]) + 1))
+    return min(each, key=lambda size: time(*size))
 
 
 def is_small(problem: Problem) -> bool:
@@ -147,71 +110,102 @@ def is_small(problem: Problem) -> bool:
     return problem.m * problem.n * problem.k <= _SMALL
 
 
-def job(problem: Problem, params: Params, A: Array, B: Any, *, by_tiles: bool = True) -> Job | None:
+def job(problem: Problem, params: Params, A: Array, B: Any, *, by: str = "tiles") -> Job | None:
     """Return a small product as what a builtin function is bound to."""
     if not is_small(problem):
         return None
-    item, pieces = ITEMSIZE[problem.out], _pieces(problem)
-    words = _small_words(problem, A.strides, B.strides, (item * problem.n, item))
-    return Job(small_kernel(pieces, by_tiles).address(4), words)
+    item = ITEMSIZE[problem.out]
+    C_steps = item * problem.n, item
+    words = _small(problem, by)._replace(**_lies(A.strides, B.strides, C_steps))
+    return Job(small_kernel(_pieces(problem, by), by).address(4), words)
 
 
-def _small_words(problem: Problem, of_A: Strides, of_B: Strides, of_C: Strides) -> Small:
-    """Return a small product on the calling thread; strides in bytes."""
-    m, n, k, pieces = problem.m, problem.n, problem.k, _pieces(problem)
-    left, right = _operands(problem)
-    operands = (left.place, *of_A, m, right.place, *of_B[::-1], n)
-    unpack, room = unpack_kernel(problem.out, "float32"), small_bytes(m, n, k, pieces)
-    depth = _TERMS[pieces] // STEP_TERMS
-    return Small._make((*operands, *of_C, k, depth, unpack.address(6), workspace(room)))
+def _lies(of_A: Strides, of_B: Strides, of_C: Strides) -> dict[str, int]:
+    """Return the steps of a product's matrices in bytes, as a `Tiled` has them."""
+    steps = (*of_A, *of_B[::-1], *of_C)
+    return dict(
+        zip(("A_line", "A_term", "B_line", "B_term", "C_row", "C_item"), steps, strict=True)
+    )
+
+
+def _product(problem: Problem, by: str) -> Tiled:
+    """Return all of a product that is known before its matrices are."""
+    places = _places(problem)
+    known = {
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "places_a": places[0],
+        "places_b": places[1],
+        "depth": _TERMS[_pieces(problem, by)] // STEP_TERMS,
+        "unpack": unpack_kernel(problem.out, "float32").address(6),
+    }
+    return Tiled(**(dict.fromkeys(Tiled._fields, 0) | known))
+
+
+def _in_blocks(product: Tiled, rows: int, columns: int, pieces: int) -> Tiled:
+    room = workspace(block_bytes(rows, columns, product.k, product.depth, pieces))
+    return product._replace(rows=rows, columns=columns, workspace=room)
+
+
+def _small(problem: Problem, by: str) -> Tiled:
+    """Return a product of one block."""
+    down, across = -(-problem.m // GROUP), -(-problem.n // GROUP)
+    return _in_blocks(_product(problem, by), down, across, _pieces(problem, by))
 
 
 def bind(
-    problem: Problem, params: Params, ready: Sides = NEITHER, *, by_tiles: bool = True
+    problem: Problem, params: Params, ready: Sides = NEITHER, *, by: str = "tiles"
 ) -> Callable[..., None]:
-    """Return ``run(A, B, C)``; `ready` operands come in tiles."""
-    if by_tiles:
+    """Return ``run(A, B, C)``; `ready` operands come in tiles.
+
+    by: ``"tiles"``, or what `add_dots` multiplies in vectors.
+    """
+    if by == "tiles":
         missing_tiles("bf16")  # the system has to be asked, whoever binds
-    pieces, (m, n, k) = _pieces(problem), (problem.m, problem.n, problem.k)
+    pieces, alone = _pieces(problem, by), is_small(problem) and not any(ready)
     plainly = functools.cache(lambda: packed_threads.bind(problem, packed_threads.RUNG.defaults()))
 
     def on_arrays(A: Any, B: Any, C: Array) -> None:
         plainly()(A.array if ready[0] else A, B.array if ready[1] else B, C)
 
-    if not (m and n and k):
+    if not (problem.m and problem.n and problem.k):
         return on_arrays
-    (left, right), in_tiles = _operands(problem), _in_tiles(problem, ready)
+    down, across = -(-problem.m // GROUP), -(-problem.n // GROUP)
     most = (params["rows"] // GROUP, params["columns"] // GROUP)
-    down, across, count = left.panels // 2, right.panels // 2, -(-k // STEP_TERMS)
-    unpack = unpack_kernel(problem.out, "float32").address(6)
-    small = small_kernel(pieces, by_tiles) if is_small(problem) and not any(ready) else None
+    packs = 0 if ready[0] else _PACKS[0] // pieces, 0 if ready[1] else _PACKS[1] // pieces
+
+    @functools.lru_cache(8)
+    def laid(threads: int, *steps: Strides) -> tuple[int, Tiled, Array]:
+        """Return the blocks, and all words but the places of matrices that lie so."""
+        if alone:
+            product, blocks = _small(problem, by), 1
+        else:
+            rows, columns = block_groups(down, across, threads, most, packs)
+            product = _in_blocks(_product(problem, by), rows, columns, pieces)
+            blocks = -(-down // rows) * -(-across // columns)
+        product = product._replace(**_lies(*steps))
+        return blocks, product, np.array(product, np.int64)
 
     def run(A: Any, B: Any, C: Array) -> None:
-        if small is not None:
-            words = np.array(_small_words(problem, A.strides, B.strides, C.strides), np.int64)
-            if small(words.ctypes.data, *map(_cpu.address, (A, B, C))):
-                on_arrays(A, B, C)
-            return
-        of_a, of_b = in_tiles(A, B)
-        if not carried(pieces, *of_a.notes, *of_b.notes):
+        arrays = A.array if ready[0] else A, B.array if ready[1] else B, C
+        blocks, product, words = laid(thread_count(), *(one.strides for one in arrays))
+        if alone:
+            undone = small_kernel(pieces, by)(*map(_cpu.address, (words, A, B, C)))
+        else:
+            if ready[0]:
+                product = product._replace(places_a=0, least_a=A.notes[0], most_a=A.notes[1])
+            if ready[1]:
+                product = product._replace(places_b=0, least_b=B.notes[0], most_b=B.notes[1])
+            refused = np.zeros(1, np.int64)
+            both = (
+                one.at if has else _cpu.address(one) for one, has in zip((A, B), ready, strict=True)
+            )
+            places = *both, _cpu.address(C), _cpu.address(refused)
+            block_shares(pieces, by)(blocks, *places, *product[len(places) :])
+            undone = refused[0]
+        if undone:
             on_arrays(A, B, C)
-            return
-        rows, columns = block_groups(down, across, thread_count(), most)
-        block_shares(pieces, by_tiles)(
-            -(-down // rows) * -(-across // columns),
-            of_a.at,
-            of_b.at,
-            _cpu.address(C),
-            C.strides[0],
-            C.itemsize,
-            m,
-            n,
-            count,
-            rows,
-            columns,
-            _TERMS[pieces] // STEP_TERMS,
-            unpack,
-        )
 
     return run
 
@@ -221,7 +215,7 @@ def _arithmetic(problem: Problem) -> Arithmetic:
 
     Pieces of a number have its sign, so the magnitudes of their products sum to that of theirs.
     """
-    pieces = _pieces(problem)
+    pieces = _pieces(problem, "tiles")
     products = len(PRODUCTS[pieces, pieces])
 
     def chain(p: Problem, params: Params) -> int:

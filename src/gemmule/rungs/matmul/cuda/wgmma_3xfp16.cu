@@ -152,9 +152,13 @@ wgmma_3xfp16(const GemmArgs p, const __grid_constant__ ptx::TensorMap map_a,
         const int r = down ? lane % 16 : i, q = down ? 2 * i + lane / 16 : lane;
         const float v = ptx::ld_shared(ptx::swizzle<ptx::Swizzle::b128>(out + r * 128 + q * 4));
         const int back = -(__shfl_sync(~0u, row_shift, r) + __shfl_sync(~0u, col_shift, q));
+#ifdef EPILOGUE
+        finish_element<float>(p, batch, row + r, col + c + q, scale_by(v, back < -252 ? -252 : back));
+#else
         if (row + r < p.m && col + c + q < p.n)
           finish_scaled<float, float>(to + (row + r) * p.c_row + (col + c + q) * p.c_col,
                                       scale_by(v, back < -252 ? -252 : back), alpha, beta);
+#endif
       }
     }
   }
@@ -223,6 +227,10 @@ __global__ void __launch_bounds__(256, 2) compute_anew(const GemmArgs p) {
     for (int r = 0; r < 4; ++r)
 #pragma unroll
       for (int c = 0; c < ACROSS; ++c)
+#ifdef EPILOGUE
+        finish_element<float>(p, batch, row + ty * 4 + r, col + c / 4 * 64 + tx * 4 + c % 4, total[r][c]);
+#else
         finish_at<float>(p, batch, row + ty * 4 + r, col + c / 4 * 64 + tx * 4 + c % 4, total[r][c]);
+#endif
   }
 }

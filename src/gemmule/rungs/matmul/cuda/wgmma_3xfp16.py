@@ -186,6 +186,7 @@ RUNG = CudaRung(
         ),
     ),
     steps=_steps,
+    finished=same("float32"),
     workspace=_workspace,
     packing=Packing(passes=2, begins=_begins, moves=_moves),
     archs=("sm_90a",),

@@ -31,12 +31,15 @@ ARITHMETIC = Arithmetic(
 
 SIGNATURES = tuple((a, b, out) for a in FLOAT8 for b in FLOAT8 for out in wgmma_bytes.SCALED)
 
+FINISHED = tuple(("float8_e4m3fn", "float8_e4m3fn", out) for out in wgmma_bytes.FINISHED)
+
 RUNG = CudaRung(
     title="Warpgroups for float8",
     idea="Tensor cores sum 128 steps, which is all they are exact enough for; registers the rest.",
     source="DeepSeek-V3, section 3.3.2: promotion to CUDA cores; PTX ISA: wgmma m64nNk32",
     signatures=SIGNATURES,
     scaled=SIGNATURES,
+    finished=FINISHED,
     arithmetic=lambda problem: ARITHMETIC,
     branch="float8",
     **wgmma_bytes.common("matmul/wgmma_float8", TILES),

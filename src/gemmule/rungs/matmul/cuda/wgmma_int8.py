@@ -23,6 +23,7 @@ RUNG = CudaRung(
     source="PTX ISA: wgmma m64nNk32 with s32 sums",
     signatures=tuple((a, b, "int32") for a, b in PAIRS),
     scaled=tuple((a, b, out) for a, b in PAIRS for out in wgmma_bytes.SCALED),
+    finished=tuple(("int8", "int8", out) for out in wgmma_bytes.FINISHED),
     arithmetic=lambda problem: Arithmetic(accumulator="int32", chain=lambda p, params: p.k),
     branch="bytes",
     **wgmma_bytes.common("matmul/wgmma_int8", TILES),

@@ -105,7 +105,11 @@ wgmma_split_bytes(const GemmArgs given, const __grid_constant__ ptx::TensorMap m
   TC* const c = (TC*)p.c + batch * p.c_batch;
   const Leaving<TC, HEIGHT, WIDTH> leaving{smem, p.c_col != 1, float(p.alpha)};
   const u64 places = u64(c) | u64(leaving.down ? p.c_col : p.c_row) * 2;
+#ifdef EPILOGUE
+  const bool whole = false;   // sums are finished one by one
+#else
   const bool whole = sizeof(TC) == 2 && p.beta == 0 && (p.c_col == 1 || p.c_row == 1) && places % 16 == 0;
+#endif
   // 8 x 16 sums of a warp from row i and column j of the tile, as `Leaving` has them.
   auto put = [&](int i, int j, float4 v) {
 #ifdef SCALES

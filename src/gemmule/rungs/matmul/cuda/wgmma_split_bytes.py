@@ -96,6 +96,7 @@ RUNG = CudaRung(
     source="wgmma_split's frame; promotion as in DeepSeek-V3, section 3.3.2",
     signatures=(*wgmma_int8.RUNG.signatures, *wgmma_float8.RUNG.signatures),
     scaled=(*wgmma_int8.RUNG.scaled, *wgmma_float8.RUNG.scaled),
+    finished=(*wgmma_int8.RUNG.finished, *wgmma_float8.RUNG.finished),
     arithmetic=_arithmetic,
     after="wgmma_split",
     branch="bytes, few rows",

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from gemmule.core.device_model import Terms
+from gemmule.core.packing import TensorMap
 from gemmule.core.problem import FLOAT4, HALVES, Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
 from gemmule.rungs._cuda import fragments
@@ -33,7 +35,7 @@ _LEAST_STAGES = 3
 _NAMES = ("tall", "columns", "cluster", "parts", "panels")
 _SHAPES = (
     *((1, columns, cluster, 1, 2) for columns in (32, 64, 128, 256) for cluster in (1, 2)),
-    *((1, columns, 1, parts, 2) for columns in (32, 64, 128) for parts in (4, 16)),
+    *((1, columns, 1, parts, 2) for columns in (32, 64, 128) for parts in (4, 8, 16)),
     *((1, 256, cluster, 1, 1) for cluster in (1, 2)),
     (2, 64, 1, 1, 2),
 )
@@ -84,6 +86,30 @@ def _stages(problem: Problem, params: Params) -> int:
     return next((count for count in (8, 6, 4, 3) if count <= room), 0)
 
 
+def direct(problem: Problem) -> bool:
+    """Tell whether TMA can bring x as it lies."""
+    along = problem.layout_b == "col" and problem.alignment == 16
+    return along and 0 < problem.k < 2**31 - 512
+
+
+def _direct(problem: Problem, params: Params) -> bool:
+    """Tell whether TMA brings x as it lies, and codes find its order on their way to registers."""
+    spec = fragments.quant(problem)
+    whole = _split(problem, params) <= _long(params) // 16  # an instruction has one group
+    ordered = not spec.has_perm and spec.format.startswith("int")
+    return ordered and whole and direct(problem)
+
+
+def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
+    steps = _turning(problem, params, machine)
+    if not _direct(problem, params):
+        return steps
+    kernel = steps[1].kernel.replace("rounded_columns<", "rounded_columns_direct<")
+    lines = _long(params) * fragments.bits(problem) // 64  # of 128 bytes, in 16 rows
+    shown = TensorMap("b", (64, params["columns"])), TensorMap("a", (lines, _height(params) // 16))
+    return (replace(steps[1], kernel=kernel, pdl=False, maps=shown), *steps[2:])
+
+
 def steps(kernel: str, pieces: Callable[[Problem, Params], int] = _split) -> Steps:
     """Return the `steps` of a rung with this kernel: x in order, the product, its parts added.
 
@@ -129,7 +155,12 @@ def steps(kernel: str, pieces: Callable[[Problem, Params], int] = _split) -> Ste
     return launch
 
 
+_turning = steps("rounded_columns")
+
+
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
+    if _direct(problem, params) and params["parts"] == 1:
+        return 0
     columns = _passes(problem, params) * params["columns"]
     x = columns * _all(problem, params) * params["panels"] * _LINE
     high = ceil_div(problem.m, _height(params)) * _height(params)
@@ -142,14 +173,18 @@ def _chain(problem: Problem, params: Params) -> int:
     return int(ceil_div(problem.k, _shares(params)) + 256 + _shares(params))
 
 
-def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
-    """Compute blocks in rounds; put x in order before, and add parts of sums behind."""
+def terms(problem: Problem, params: Params, machine: Machine, *, as_it_lies: bool) -> Terms:
+    """Compute blocks in rounds; put x in order before, and add parts of sums behind.
+
+    as_it_lies: nothing puts x in order.
+    """
     tall, columns, cluster, parts, panels = (params[name] for name in _NAMES)
     taken = ceil_div(_blocks(problem, params), machine.units)
     turns = _all(problem, params) // _shares(params)
     pieces = taken * turns * tall * (_split(problem, params) - 1)
     sums = parts * problem.m * problem.n * 4 if parts > 1 else 0
-    front = {"turned": problem.k * problem.n * 2 / machine.read_bytes_per_s}
+    turned = problem.k * problem.n * 2 / machine.read_bytes_per_s
+    front = {} if as_it_lies else {"turned": turned, "turning_s": 1.0}
     front |= {"added": sums / machine.read_bytes_per_s, "cluster_s": float(cluster > 1)}
     front["scattered"] = front["added"] * fragments.across(problem)
     front |= {"parts_s": float(parts > 1)}
@@ -159,6 +194,10 @@ def terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     kind = f"{tall} {columns} {panels} {fragments.bits(problem)}"
     shape, limits = (_blocks(problem, params), 1, turns), settled(problem, machine)
     return rounds(problem, machine, shape, kind, front, {}, more, limits)
+
+
+def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
+    return terms(problem, params, machine, as_it_lies=_direct(problem, params))
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
@@ -207,6 +246,6 @@ RUNG = CudaRung(
     quantized=True,
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,
-    steps=steps("rounded_columns"),
-    **modelled("quantized/rounded_columns", terms, _choices),
+    steps=_steps,
+    **modelled("quantized/rounded_columns", _terms, _choices),
 )

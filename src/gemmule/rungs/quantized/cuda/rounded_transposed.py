@@ -38,8 +38,7 @@ def _takes(problem: Problem) -> bool:
 
 def _direct(problem: Problem, params: Params) -> bool:
     """Tell whether TMA brings x as it lies."""
-    along = problem.layout_b == "col" and problem.alignment == 16
-    return along and params["parts"] == 1 and 0 < problem.k < 2**31 - 512
+    return straight.direct(problem) and params["parts"] == 1
 
 
 def _split(problem: Problem, params: Params) -> int:
@@ -66,9 +65,7 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     """Compute as the other side does; what lies as it is read has no launch in front."""
-    front, *others = straight.terms(problem, params, machine)
-    turned = {} if _direct(problem, params) else {"turned": front["turned"], "turning_s": 1.0}
-    return ({name: front[name] for name in front if name != "turned"} | turned, *others)
+    return straight.terms(problem, params, machine, as_it_lies=_direct(problem, params))
 
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:

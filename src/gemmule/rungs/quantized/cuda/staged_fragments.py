@@ -55,7 +55,7 @@ def _chain(problem: Problem, params: Params) -> int:
 
 
 def _accepts(problem: Problem) -> bool:
-    return fragments.in_fragments(problem, transposed=False) and fragments.split(problem) == 1
+    return fragments.in_fragments(problem, transposed=False) and fragments.split(problem) < 4
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
@@ -65,7 +65,8 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     shape = _blocks(problem, params), 1, turns
     kind = f"{fragments.bits(problem)} {params['down']}"
     taken = ceil_div(shape[0], machine.units) * turns
-    small, whole = fragments.shift(problem) == 0, fragments.whole_vectors(problem)
+    split, whole = fragments.split(problem), fragments.whole_vectors(problem)
+    small = split if split > 1 else fragments.shift(problem) == 0
     more = {"group_s": taken * small, "crooked_s": taken * (not whole)}
     return rounds(problem, machine, shape, kind, {}, {"again": again}, more)
 

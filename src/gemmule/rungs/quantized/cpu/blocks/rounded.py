@@ -239,9 +239,9 @@ def groups_kernel(across: bool, pieces: tuple[int, int] = (1, 1)) -> Kernel:
             for step in range(count):
                 one, other = a + step * a_bytes, right + step * b_bytes
                 if across:
-                    add(registers, other, one, panel)
+                    add(registers, other, one, panel, panel)
                 else:
-                    add(registers, one, other, panel)
+                    add(registers, one, other, panel, panel)
                 due += ahead.high - ahead.low
                 if due >= turns:
                     soon = now + due // turns

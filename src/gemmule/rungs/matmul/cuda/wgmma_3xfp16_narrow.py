@@ -1,19 +1,16 @@
-"""Floats in three parts: float32 by few columns at the speed of reading the wide matrix once.
+"""Floats by a narrow matrix: float32 as three products of halves, the wide matrix read once.
 
 `wgmma_3xfp16` writes the halves of both operands before it multiplies: of a wide matrix by some
-dozen columns that moves it four times. Here it is read once, past shared memory: a thread loads the
-floats of its own rows, takes them apart into three bfloat16 each, whose sum they are to the last
-bit, and multiplies from registers. bfloat16 has float32's exponents, so nothing is scaled, and no
-element is too small beside its neighbours. Of the nine products of parts the six largest count:
-what is left out is below two roundoffs of each product. Sums leave the tensor cores every 64 steps,
-the smallest products first, for these cut off what they add.
+dozen columns that moves it four times. Here TMA brings its floats, and a thread takes those of its
+own rows apart and multiplies from registers. Halves have few exponents, so each 64 steps of a row
+or column share a power of two, as scales by blocks do: the sum of 64 steps leaves the tensor cores
+anyway, which cut off what they add, and joins the others times both powers. The low halves are kept
+2^11 times as large, in a sum of their own.
 
 The narrow matrix is taken apart by a kernel in front, which lays it out as shared memory has it.
 Some blocks share a tile's sum, so that the whole chip reads; a kernel behind adds their parts. It
-computes anew what is not finite: an infinity has no parts.
-
-A warpgroup that only loads gives its registers up: with 128 columns a thread that multiplies takes
-more than 168.
+computes anew what is not finite, for an infinity has no halves, and sums so small that elements
+2^28 times smaller than the largest beside them, of which halves keep less, might matter.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemmule.core.device_model import Terms
+from gemmule.core.packing import TensorMap
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, same
 from gemmule.rungs._cuda import half_tiles
@@ -29,11 +27,15 @@ from gemmule.rungs._cuda.stream import ALONE
 from gemmule.rungs._cuda.terms import rounds
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
 
-HEIGHT, THREADS, PLANES, ALL = 128, 384, 3, 256  # as in the kernels
-SHARED_BYTES = 200 * 1024
+HEIGHT, THREADS, PLANES, ALL = 128, 384, 2, 256  # as in the kernels
+SHARED_BYTES = 224 * 1024
+WIDE, LINE = HEIGHT * half_tiles.DEPTH * 4, 32  # bytes of a stage's floats; floats of a line
 MOST_STAGES, PASS_BLOCKS = 8, 8
 MOST_NARROW = 512  # columns, or rows, beside a wide matrix
-LOST = 4  # units of two roundoffs: what products of parts that are left out come to
+# What a product loses beside the additions, in units of two roundoffs, 2^-23: its two pairs of
+# halves hold their floats to within 2^-22 each, the product of the low halves is as small, and so
+# is what elements lost may move a sum by that is not computed anew.
+SPLIT = 8
 
 
 def _turned(problem: Problem) -> bool:
@@ -54,31 +56,33 @@ def _tiles(problem: Problem, columns: int) -> int:
     return ceil_div(wide, HEIGHT) * ceil_div(narrow, columns)
 
 
-def _stage(columns: int) -> int:
-    return PLANES * columns * 128
-
-
 def _packed_bytes(problem: Problem, columns: int) -> int:
-    return ceil_div(_sides(problem)[1], columns) * _pieces(problem) * _stage(columns)
+    """Return the bytes of the narrow matrix's halves and of their powers of two."""
+    pieces = ceil_div(_sides(problem)[1], columns) * _pieces(problem)
+    return pieces * columns * (PLANES * 128 + 4)
 
 
 def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
-    sums = params["parts"] * problem.m * problem.n * 4
-    return _packed_bytes(problem, params["columns"]) + int(sums)
+    (wide, narrow), columns = _sides(problem), params["columns"]
+    marks = wide + ceil_div(narrow, columns) * columns
+    kept = params["parts"] * (8 * marks + 4 * problem.m * problem.n)
+    return _packed_bytes(problem, columns) + int(kept)
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
     columns, parts, turned = params["columns"], params["parts"], _turned(problem)
-    stages, most = min(SHARED_BYTES // _stage(columns), MOST_STAGES), PASS_BLOCKS * machine.units
-    packed = ceil_div(_packed_bytes(problem, columns), 16 * PLANES * ALL)
+    stage, most = WIDE + PLANES * columns * 128, PASS_BLOCKS * machine.units
+    stages = min(SHARED_BYTES // (stage + columns * 4), MOST_STAGES)
+    packed = ceil_div(_sides(problem)[1], columns) * _pieces(problem)
     added = ceil_div(problem.m * problem.n, ALL)
     return (
         flat(instance("take_columns_apart", columns, turned), min(packed, most), ALL),
         Step(
-            kernel=instance("wgmma_6xbf16", columns, stages, turned),
+            kernel=instance("wgmma_3xfp16_narrow", columns, stages, turned),
             grid=(_tiles(problem, columns), parts, 1),
             block=(THREADS, 1, 1),
-            smem=stages * _stage(columns),
+            smem=stages * stage,
+            maps=(TensorMap("b" if turned else "a", (LINE, HEIGHT)),),
         ),
         flat(instance("add_parts", columns, parts, turned), min(added, most), ALL),
     )
@@ -87,11 +91,12 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
 def _chain(problem: Problem, params: Params) -> int:
     """Return the longest chain of additions, in tensor cores' units of two roundoffs.
 
-    A sum of 64 steps goes through six products of four instructions, of 17 terms each.
+    A sum of 64 steps goes through four instructions of 17 terms each, and joins the others in two
+    additions; sums of low halves, 2^11 times smaller, count once.
     """
-    inside = 6 * (half_tiles.DEPTH + half_tiles.DEPTH // 16)
-    outside = ceil_div(_pieces(problem), int(params["parts"])) + int(params["parts"])
-    return max(inside + outside, ceil_div(problem.k, 32) + 5) + LOST
+    inside = half_tiles.DEPTH + half_tiles.DEPTH // 16 + 1
+    outside = 2 * ceil_div(_pieces(problem), int(params["parts"])) + int(params["parts"])
+    return max(inside + outside, ceil_div(problem.k, 32) + 5) + SPLIT
 
 
 def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
@@ -120,9 +125,9 @@ def _reads_along(problem: Problem, params: Params) -> bool:
 
 
 RUNG = CudaRung(
-    title="Floats in three parts",
-    idea="float32 as six products of bfloat16; the wide matrix goes from memory to registers once.",
-    source="Henry, Tang and Heinecke 2019: leveraging bfloat16 for higher precision",
+    title="Halves by a narrow matrix",
+    idea="float32 as three products of halves, taken apart on their way to the tensor cores.",
+    source="Ootomo and Yokota 2022 (splitting); scales by blocks as DeepSeek-V3 has them",
     signatures=same("float32"),
     arithmetic=lambda problem: Arithmetic(accumulator="float32", chain=_chain, per_add=2.0),
     after="wgmma_3xfp16",
@@ -153,5 +158,5 @@ RUNG = CudaRung(
     workspace=_workspace,
     steps=_steps,
     archs=("sm_90a",),
-    **modelled("matmul/wgmma_6xbf16", _terms, _choices),
+    **modelled("matmul/wgmma_3xfp16_narrow", _terms, _choices),
 )
