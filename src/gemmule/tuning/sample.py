@@ -8,17 +8,21 @@ was ended goes on where it was; a row counts as long as no source of its rung ha
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import os
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from gemmule import backends
+from gemmule.backends.cuda.starter import kernels
 from gemmule.choose import eligible
 from gemmule.core.problem import (
     BYTES,
@@ -31,7 +35,7 @@ from gemmule.core.problem import (
     check_problem,
 )
 from gemmule.core.registry import all_rungs
-from gemmule.core.rung import Machine, Params, Rung
+from gemmule.core.rung import CudaRung, Machine, Params, Rung
 from gemmule.errors import DeviceError
 from gemmule.oracle.problems import make_problem
 from gemmule.quant.float4 import GROUP_SIZES
@@ -51,8 +55,10 @@ Told: TypeAlias = Callable[[str, int, int], None]
 SCHEMA = 1
 WAYS = 8  # of each product
 BLOCKS = 3
+AHEAD = 12  # products whose kernels are compiled while one is measured
 LONGEST_SIDE = 17  # by its logarithm to base 2
-MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
+MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # random numbers come from the host
+MOST_FLOPS = {"cpu": 500 << 25, "cuda": 500 << 30}
 SECONDS = {"cpu": 0.05, "cuda": 0.06}  # of timing a way
 MOST_SETS = {"cpu": 256, "cuda": 4096}  # of operands; more of small ones take longer than times
 PRODUCTS = {"cpu": 24, "cuda": 200}
@@ -94,7 +100,7 @@ def draw(backend: str, seed: int) -> Iterator[Problem]:
             k, columns = n, _columns(rng)
             problem = make_problem("matmul", m, columns, k, (a, a, out), **layouts)
         moved = problem.compulsory_bytes
-        small = problem.flops <= 500 * MOST_BYTES[backend]
+        small = problem.flops <= MOST_FLOPS[backend]
         if 1 << 10 <= moved <= MOST_BYTES[backend] and small and _is_taken(problem):
             yield problem
 
@@ -200,16 +206,39 @@ class Sampler:
         """
         end = time.monotonic() + longest_s
         known = {_key(way.problem, way.folder, way.rung, way.params) for way, _ in self.rows}
-        for index, problem in enumerate(problems):
-            told(problem.describe(), index, len(problems))
-            wanted = self._ways(problem, only)
-            missing = [
-                one
-                for one in wanted
-                if _key(problem, one.rung.folder, one.rung.name, one.params) not in known
-            ]
-            if missing and not self.lost and time.monotonic() < end:
-                self._keep(problem, missing)
+        waiting: deque[tuple[int, Problem, list[Candidate], list[Future[None]]]] = deque()
+        pool = ThreadPoolExecutor(os.cpu_count() or 1)
+
+        def begun() -> Iterator[tuple[int, Problem, list[Candidate], list[Future[None]]]]:
+            for index, problem in enumerate(problems):
+                missing = [
+                    one
+                    for one in self._ways(problem, only)
+                    if _key(problem, one.rung.folder, one.rung.name, one.params) not in known
+                ]
+                compiled = [pool.submit(self._compile, problem, one) for one in missing]
+                yield index, problem, missing, compiled
+
+        coming = begun()
+        try:
+            while not self.lost:
+                waiting.extend(itertools.islice(coming, AHEAD - len(waiting)))
+                if not waiting:
+                    break
+                index, problem, missing, compiled = waiting.popleft()
+                told(problem.describe(), index, len(problems))
+                if missing and time.monotonic() < end:
+                    wait(compiled)
+                    self._keep(problem, missing)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _compile(self, problem: Problem, way: Candidate) -> None:
+        """Compile a way's kernels ahead; what goes wrong is met again when it is measured."""
+        if isinstance(way.rung, CudaRung):
+            with contextlib.suppress(Exception):
+                steps = way.rung.steps(problem, way.params, self.machine)
+                kernels(way.rung, steps, self.machine.arch)
 
     def _ways(self, problem: Problem, only: str | None) -> list[Candidate]:
         """Return what to measure of a product: each rung's own choice, then others on a GPU.
@@ -240,9 +269,6 @@ class Sampler:
         except (DeviceError, MemoryError) as error:  # no room for it now, or no device any more
             self.lost = str(error) if isinstance(error, DeviceError) and error.restart else ""
             return
-        if self.machine.backend == "cuda":
-            with ThreadPoolExecutor(min(WAYS, os.cpu_count() or 1)) as pool:
-                list(pool.map(session.compile_quietly, ways))
         entries: list[Entry] = []
         for way in ways:
             found = session.admit(way)
