@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,3 +39,20 @@ def test_arguments_come_in_order(runs: bool, count: int) -> None:
         assert call() == -7
         assert met.pop() == tuple(first + place for place in PLACES[:count])
     assert not met
+
+
+@needs_code
+def test_code_is_never_writable_while_it_runs() -> None:
+    met: list[Any] = []
+    block = ctypes.create_string_buffer(8)
+    entry.caller(function_of(1, met), block, (0,), 0)
+    made = entry.entry((0,), 0)
+    if made is None:
+        pytest.skip("memory may not be run here")
+    place = ctypes.cast(made, ctypes.c_void_p).value or 0
+    for line in Path("/proc/self/maps").read_text("ascii").splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= place < last:
+            assert line.split()[1] == "r-xp"
+            return
+    raise AssertionError("the code lies in no mapping")

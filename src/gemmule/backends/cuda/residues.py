@@ -351,9 +351,23 @@ def _combined(p: Plan, rows: range, columns: range) -> Launch:
     every += [0.0] * (3 * len(MODULI) - len(every))
     total = float(math.prod(MODULI[: p.moduli]))
     packed = _COMBINE.pack(
-        0, 0, 0, 0, len(rows), len(columns), p.lead, p.rows * p.lead, *p.c,
-        _flag(p, rows, columns) - at["c"], p.across, *whole, 1 / total, *every, 1, 0,
-    )  # fmt: skip
+        0,
+        0,
+        0,
+        0,
+        len(rows),
+        len(columns),
+        p.lead,
+        p.rows * p.lead,
+        *p.c,
+        _flag(p, rows, columns) - at["c"],
+        p.across,
+        *whole,
+        1 / total,
+        *every,
+        1,
+        0,
+    )
     element = rows.start * p.c[0] + columns.start * p.c[1]
     places = (*_lines(p, rows, columns), ("C", 8 * element), ("work", at["c"]))
     blocks = -(-len(rows) // 32) * -(-len(columns) // 128)

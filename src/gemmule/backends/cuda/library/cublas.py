@@ -256,10 +256,24 @@ class Prepared:
         keep = self._zero if plain else _scalar(beta, self._scalar)
         of_first, of_second, of_old, of_result = self._layouts
         fixed = _CALL.pack(
-            0, 0, 0, 0, 0, 0, self._handle, self._product, ctypes.addressof(scale), of_first,
-            of_second, ctypes.addressof(keep), of_old, of_result, self._algorithm,
-            self.workspace_bytes, 0,
-        )  # fmt: skip
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            self._handle,
+            self._product,
+            ctypes.addressof(scale),
+            of_first,
+            of_second,
+            ctypes.addressof(keep),
+            of_old,
+            of_result,
+            self._algorithm,
+            self.workspace_bytes,
+            0,
+        )
         function, local, kept = self._call, threading.local(), (scale, keep)
 
         def start(stream: int, first: int, second: int, result: int, workspace: int) -> None:

@@ -39,21 +39,21 @@ def _code(places: Sequence[int], function: int) -> bytes:
 
 
 @functools.cache
-def _entry(places: tuple[int, ...], function: int) -> Callable[[Any], int] | None:
+def entry(places: tuple[int, ...], function: int) -> Callable[[Any], int] | None:
     """Return what calls by the address of a block, or None where no memory may be run."""
     if platform.machine() != "x86_64" or platform.system() != "Linux":
         return None
-    rights = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
-    try:
-        page = mmap.mmap(-1, _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=rights)
-    except OSError:
-        return None
+    page = mmap.mmap(-1, _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.write(_code(places, function))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    # Never writable and run at once; a system that permits neither after the other says so here.
+    where = ctypes.c_void_p(address), ctypes.c_size_t(_PAGE)
+    if ctypes.CDLL(None).mprotect(*where, mmap.PROT_READ | mmap.PROT_EXEC):
+        return None
     # A launch is too short to drop the interpreter's lock.
-    call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-    entry = call(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-    entry.page = page  # type: ignore[attr-defined]
-    return entry
+    call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
+    call.page = page  # type: ignore[attr-defined]
+    return call
 
 
 def caller(function: Any, block: Any, places: tuple[int, ...], at: int) -> Callable[[], int]:
@@ -61,11 +61,11 @@ def caller(function: Any, block: Any, places: tuple[int, ...], at: int) -> Calla
 
     places: of the arguments, in words; word `at` is written here.
     """
-    entry = _entry(places, at) if hasattr(function, "argtypes") else None
-    if entry is not None:
+    loaded = entry(places, at) if hasattr(function, "argtypes") else None
+    if loaded is not None:
         address = ctypes.cast(function, ctypes.c_void_p).value
         struct.pack_into("<Q", block, 8 * at, address)
-        return functools.partial(entry, ctypes.c_void_p(ctypes.addressof(block)))
+        return functools.partial(loaded, ctypes.c_void_p(ctypes.addressof(block)))
     words = struct.Struct(f"<{len(block) // 8}Q")
 
     def call() -> int:
