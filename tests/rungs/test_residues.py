@@ -17,6 +17,7 @@ from emulated_driver import emulated
 from gemmule.backends.cuda import driver, residues
 from gemmule.backends.cuda.device_array import DeviceArray
 from gemmule.core.registry import device_rungs, kernels_in
+from gemmule.core.rung import Machine
 from gemmule.oracle.problems import make_problem
 from proofs import device as verify_device
 from proofs import proofs
@@ -242,6 +243,13 @@ def test_plans_take_it_by_the_name_of_a_precision(
     assert "workspace" in p.explain()
     assert ("or integers within" in p.explain()) == named
     assert p(A, A).to_host()[3, 5] == 256
+
+
+def test_it_stands_back_where_tiles_are_cut() -> None:
+    machine = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.5e12, 50 << 20, 227 << 10)
+    assert RUNG.choices is not None
+    for sides, some in (((4096, 8192, 512), 1), ((4095, 8192, 512), 0), ((4096, 8192, 520), 0)):
+        assert len(list(RUNG.choices(make_problem("matmul", *sides, DOUBLES), machine))) == some
 
 
 def test_other_precisions_and_products() -> None:
