@@ -173,6 +173,8 @@ def test_the_signature_shows_every_keyword() -> None:
         "b",
         "offsets",
         "epilogue",
+        "scale_a",
+        "scale_b",
         *options,
     }
     for product, more in ((gm.vecmat, []), (gm.matmul, ["scale_a", "scale_b", "epilogue"])):

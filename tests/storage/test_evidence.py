@@ -93,7 +93,7 @@ def test_sixteen_columns_go_in_one_launch_where_their_blocks_fit_at_a_time(side:
     assert chosen(2 * 4096, 8) == "staged_fragments"
     for m, n in PACKED:  # packed or not, they are expected to be alike
         assert chosen(m, n) in ("warpgroup_columns", "arranged_columns", "rounded_columns")
-    assert chosen(side, 16, group=32) == "warpgroup_columns"
+    assert chosen(side, 16, group=32) == "staged_fragments"
 
 
 # --- what changes a key ---------------------------------------------------------------------------

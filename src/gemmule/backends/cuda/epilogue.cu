@@ -1,4 +1,5 @@
 // What follows a product whose kernels leave it alone: a pass over its sums, which may lie where the result will.
+#define EPILOGUE_PASS
 #include "complex.cuh"
 #include "epilogue.cuh"
 

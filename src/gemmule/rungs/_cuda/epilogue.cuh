@@ -13,10 +13,12 @@ struct Epilogue {
   double floor;   // to which what is less is lifted, of a plain one
 };
 
-// Digits of the results that are rounded to.
+// Digits of the results that are rounded to. Those of halves become symbols of a cubin: only where they are asked for.
 template <class T> struct Digits { static constexpr int COUNT = 24; };
+#if defined(EPILOGUE) || defined(EPILOGUE_PASS)
 template <> struct Digits<__half> { static constexpr int COUNT = 11; };
 template <> struct Digits<__nv_bfloat16> { static constexpr int COUNT = 8; };
+#endif
 
 // v Phi(v). Phi(-t) = 2^P(t), P fitted on 0 .. 14 within a relative 2^-18 (1 + t^2 / 2), of bfloat16 2^-13.6 times that;
 // behind, it is 0.
