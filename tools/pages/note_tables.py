@@ -48,7 +48,7 @@ def update(root: Path) -> list[Path]:
 def epilogues(root: Path) -> str:
     """Return the tables of products with an epilogue."""
     told = []
-    for path in sorted(root.glob("evidence/*/bench/epilogues.jsonl")):
+    for path in sorted(root.glob("evidence/*/epilogues.jsonl")):
         rows = list(lines.read(path, bench.SCHEMA))
         cases = [list(of_case) for _, of_case in itertools.groupby(rows, bench.case_of)]
         told.append(f"On record ({rows[0]['device']}):\n\n{markdown(bench.table('', cases))}")
