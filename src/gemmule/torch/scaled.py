@@ -60,6 +60,7 @@ def scaled_mm(
         (MXFP8, MXFP4) and ``BlockWise1x16`` (NVFP4; in a list, with a second scale ``TensorWise``)
         have one for so many steps of each row of A, or column of B: plain (m, ceil(k / 32)), (n,
         ceil(k / 32)), or swizzled.
+
     scale_recipe_a, scale_recipe_b : members of `torch.nn.functional.ScalingType`, or their names.
     swizzle_a, swizzle_b : members of `torch.nn.functional.SwizzleType`, or their names.
     bias : (n,), of the result's dtype. output_dtype : bfloat16 (the default), float16 or float32.
