@@ -195,9 +195,9 @@ def test_errors_and_losses_are_those_of_a_table(seed: int) -> None:
     lost = []
     for known, times in zip(expected, seconds, strict=True):
         ways = [j for j in range(3) if known[j] > 0]
-        if len(ways) > 1:
+        if ways:  # the best is that of all, told or not
             chosen = sorted(ways, key=lambda j: known[j])[0]
-            lost.append(times[chosen] / sorted(times[j] for j in ways)[0] - 1)
+            lost.append(times[chosen] / sorted(times)[0] - 1)
     found = fit.loss(rows, lambda row: told[id(row)])
     assert found.products == len(lost)
     assert found.mean == pytest.approx(sum(lost) / len(lost))

@@ -131,8 +131,10 @@ class QuantizedMatrix(Factor):
         shape = checks.shape(shape)
         bits, group_size = checks.bits(bits), checks.group_size(group_size)
         order = get_layout(layout)
-        if rounding.dtype_name(codes) == FLOAT8_CODES and (
-            zeros is not None or perm is not None or group_size is None
+        if (
+            hasattr(codes, "dtype")
+            and rounding.dtype_name(codes) == FLOAT8_CODES
+            and (zeros is not None or perm is not None or group_size is None)
         ):
             raise ValueError("codes of float8 have no zero points and no perm, and groups or rows")
         return cls(
