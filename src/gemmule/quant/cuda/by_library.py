@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, nvrtc, starter
+from gemmule.backends.cuda import starter
 from gemmule.backends.cuda.launch_args import addresses_of
 from gemmule.backends.cuda.library.cublas import Gemm
 from gemmule.backends.cuda.library.run import LibraryRun
@@ -155,11 +155,8 @@ class ByLibrary:
         """Return ``start(stream, matrix, x, result, work)``; matrix: its packed addresses."""
         begin = []
         for offset, step, packed, _, run in self.parts:
-            module = nvrtc.compile_file(
-                self.source, (step.kernel,), driver.device_info(ordinal).arch
-            )
-            kernels = starter.loaded(module, (step,), packed, ordinal)
-            launch = starter.starter(kernels, "32sQ0s0s")
+            kernel = starter.built(self.source, step, packed, ordinal)
+            launch = starter.starter(kernel, "32sQ0s0s")
             multiply = run.prepared(ordinal).starter(1.0, 0.0)
             begin.append((launch, multiply, run.exchanged, offset))
         behind = self.memory
