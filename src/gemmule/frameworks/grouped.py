@@ -274,8 +274,8 @@ def routed_fake(a: Any, w: Any, routing: Routing, ends: Any, out_dtype: Any) -> 
     rows, matrices = _form(a), Form.packed(tuple(w[0]), dtype_name(w[1]))
     named = routing.indices, routing.weights, ends
     indices, weights, offsets = (None if one is None else _form(one) for one in named)
-    options = Options(out_dtype=dtype_name(out_dtype))
-    about = routed(rows, matrices, indices, weights, offsets, routing.epilogue, options)
+    around, options = (indices, weights, offsets), Options(out_dtype=dtype_name(out_dtype))
+    about = routed(rows, matrices, around, routing.epilogue, options)
     return a.new_empty(about.shape, dtype=getattr(torch, about.out))
 
 
