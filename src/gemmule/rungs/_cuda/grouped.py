@@ -54,9 +54,7 @@ def bits(problem: Problem) -> int:
 
 def scales(problem: Problem) -> str:
     """Return the C++ type that tells of the scales, and of codes that are floats."""
-    if problem.quant is None:
-        raise TypeError(f"{problem.describe()} has no codes.")
-    name = CTYPE[problem.quant.scale_dtype]
+    name = CTYPE[problem.codes.scale_dtype]
     return f"OfFloat8<{name}>" if problem.b == FLOAT8_CODES else name
 
 

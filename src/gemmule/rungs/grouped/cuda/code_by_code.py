@@ -18,10 +18,7 @@ HEIGHT, WIDTH = 8, 32
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    spec = problem.quant
-    if spec is None:
-        raise TypeError("code_by_code multiplies codes; the matrices are dense.")
-    types = CTYPE[problem.a], CTYPE[problem.out], scales(problem), spec.bits
+    types = CTYPE[problem.a], CTYPE[problem.out], scales(problem), problem.codes.bits
     blocks = ceil_div(problem.m, HEIGHT) * ceil_div(problem.n, WIDTH)
     return (flat(instance("code_by_code", *types), blocks, HEIGHT * WIDTH),)
 

@@ -41,9 +41,7 @@ def _depth(problem: Problem) -> int:
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    spec, wide, tokens = problem.quant, params["wide"], params["tokens"]
-    if spec is None:
-        raise TypeError("streamed_codes multiplies codes; the matrices are dense.")
+    spec, wide, tokens = problem.codes, params["wide"], params["tokens"]
     types = (CTYPE[problem.a], CTYPE[problem.out], grouped.scales(problem))
     about = spec.bits, spec.has_zeros, tokens // 8, wide
     sums = (WARPS // wide) * tokens * (ROWS * wide + PITCH)

@@ -39,9 +39,7 @@ def _stages(width: int) -> int:
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    spec, width = problem.quant, params["tokens"]
-    if spec is None:
-        raise TypeError("wgmma_codes multiplies codes; the matrices are dense.")
+    spec, width = problem.codes, params["tokens"]
     types = (CTYPE[problem.a], CTYPE[problem.out], grouped.scales(problem))
     stages, columns = _stages(width), _columns(width)
     room = stages * width * 2 * half_tiles.DEPTH + LINES * columns * LINE
