@@ -64,6 +64,16 @@ OUTSIDE_RUNGS = {
 }
 
 
+def parameters(module: Module, kernel: str, params: int) -> list[bytes]:
+    """Return the parameters that a launch points to."""
+    found = []
+    for i, size in enumerate(module.parameter_bytes(kernel)):
+        address = ctypes.c_void_p.from_address(params + 8 * i).value
+        assert address is not None
+        found.append(ctypes.string_at(address, size))
+    return found
+
+
 def stream_on(ordinal: int) -> int:
     """Return the handle of the stream that fakes of PyTorch are at on a device."""
     return 7 + ordinal
@@ -104,11 +114,7 @@ class EmulatedDriver(FakeDriver):
     ) -> None:
         """Run a kernel on the argument structs that the launch points to."""
         module, name = self.kernels[function - 1]
-        args = []
-        for i, size in enumerate(module.parameter_bytes(name)):
-            address = ctypes.c_void_p.from_address(params + 8 * i).value
-            assert address is not None
-            args.append(ctypes.string_at(address, size))
+        args = parameters(module, name, params)
         words = {w for one in args for (w,) in struct.iter_unpack("<Q", one[: len(one) // 8 * 8])}
         owners = {self.owner.get(one, 0) for one in self.memory if one in words}
         current = {self.contexts[-1] - 1000} if self.contexts else {min(owners, default=0)}

@@ -108,8 +108,7 @@ def scaled_and_finished(
     whole = Scaled(left, right, scales, given.out)
     kernel = finishing(whole, dtype, epilogue.activation, options)
     if kernel is not None:
-        pair = given.a, given.b, given.out
-        kernel.finish(pair, scales[:2], given.scalars, given.places())
+        kernel.multiply(given.a, given.b, given.out, given.scalars, given.places(), scales[:2])
     else:
         sums = scaled_product(*operands, None, replace(options, out_dtype=OUTS[0]))
         _pass_over(unwrap(sums, "the sums"), given)

@@ -196,10 +196,9 @@ def key_of(a: Any, w: Any, ends: Any, options: Options) -> Any | None:
         matrices = w.dtype, w.shape, w.stride(), w.get_device()
     else:
         return None
-    return (
-        a.dtype, a.shape, a.stride(), *matrices, ends.dtype, ends.shape, ends.stride(),
-        a.get_device(), ends.get_device(), None if options is DEFAULT else options,
-    )  # fmt: skip
+    rows = a.dtype, a.shape, a.stride(), a.get_device()
+    limits = ends.dtype, ends.shape, ends.stride(), ends.get_device()
+    return *rows, *matrices, *limits, None if options is DEFAULT else options
 
 
 def by_key(
@@ -224,7 +223,7 @@ def written(bound: Bound, operands: tuple[Any, ...], out: Any) -> Any | None:
     return out
 
 
-def _nobody(*given: Any) -> None:
+def nobody(*given: Any) -> None:
     """Do nothing."""
 
 
@@ -239,7 +238,7 @@ def _bound_call(a: Any, w: Any, ends: Any, options: Options) -> Bound:
     launcher = getattr(plan.run, "__self__", None)
     ordinal = a.get_device()
     if not isinstance(launcher, GroupedLauncher) or 0 in (*w.shape, *a.shape):
-        return Bound(_nobody)
+        return Bound(nobody)
     start, mask = launcher.starter(ordinal), plan.problem.alignment - 1
     coded = isinstance(w, QuantizedStack)
     dtype, shape = getattr(torch, plan.problem.out), plan.choice.call.out_shape

@@ -28,7 +28,7 @@ from gemmule.choose import suggestions
 from gemmule.core.caches import remembered, table
 from gemmule.core.canonical import DEFAULT, Options
 from gemmule.core.choice import Choice
-from gemmule.core.grouped import Routed, Routing, routed
+from gemmule.core.grouped import Around, Routed, Routing, routed
 from gemmule.core.operand import Form, Operand
 from gemmule.core.problem import ITEMSIZE, numpy_dtype
 from gemmule.core.rung import ByIndex, CudaRung
@@ -36,6 +36,7 @@ from gemmule.grouped import (
     Bound,
     GroupedPlan,
     grouped_product,
+    nobody,
     resolve_grouped,
     unwrap_weights,
     written,
@@ -70,10 +71,8 @@ def routed_product(
         if others[-1] is not None:
             check_same_kind(left, others[-1], ("A", name))
     indices, weights, ends, result = others
-    forms = [None if one is None else one.form for one in others[:3]]
-    about, launch = _resolved(
-        left.form, right.form, forms[0], forms[1], forms[2], routing.epilogue, left.device, options
-    )
+    around = tuple(None if one is None else one.form for one in others[:3])
+    about, launch = _resolved(left.form, right.form, around, routing.epilogue, left.device, options)
     given = Given(left, right, indices, weights, ends)
     target = result
     if target is None:
@@ -139,16 +138,14 @@ def _bound_call(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -
     tensors = [one for one in (a, *others) if one is not None]
     there = {unwrap(one, "it").device for one in (*tensors, w)}
     if there != {f"cuda:{ordinal}"} or any(0 in one.shape for one in (*tensors, w)):
-        return Bound(_nobody)
+        return Bound(nobody)
     left, right = unwrap(a, "A"), unwrap_weights(w)
-    forms = [None if one is None else unwrap(one, "it").form for one in others]
+    around = tuple(None if one is None else unwrap(one, "it").form for one in others)
     # What plans are made for is alignment too: the least that is asked of each address below.
     aligned = left.form._replace(alignment=16), right.form._replace(alignment=16)
-    about, launch = _resolved(
-        *aligned, forms[0], forms[1], forms[2], routing.epilogue, left.device, options
-    )
+    about, launch = _resolved(*aligned, around, routing.epilogue, left.device, options)
     if launch is None or 0 in about.shape:
-        return Bound(_nobody)
+        return Bound(nobody)
     packed, dtype = Form.packed(about.shape, about.out), getattr(torch, about.out)
     fresh, start = maker(about.shape, dtype, ordinal), launch.starter(ordinal, packed)
     alone = launch.alone(ordinal, packed)
@@ -177,25 +174,20 @@ def _bound_call(a: Any, w: Any, ends: Any, options: Options, routing: Routing) -
         return result
 
     of_w = right.form if right.form.quant is None else None
-    given = left.form, of_w, forms[2], forms[0], forms[1]
+    given = left.form, of_w, around[2], *around[:2]
     extents = tuple(0 if form is None else extent(form) for form in given)
     return Bound(call, (dtype, about.shape, packed.strides, ordinal), extents, extent(packed))
 
 
-def _nobody(*given: Any) -> None:
-    """Do nothing."""
-
-
 @remembered(4096)
 def _resolved(
-    a: Form, w: Form, indices: Form | None, weights: Form | None, ends: Form | None,
-    epilogue: str | None, device: str, options: Options,
-) -> tuple[Routed, RoutedLauncher | None]:  # fmt: skip
+    a: Form, w: Form, around: Around, epilogue: str | None, device: str, options: Options
+) -> tuple[Routed, RoutedLauncher | None]:
     """Return what surrounds a product of operands of these forms, and on a GPU its launcher."""
-    about = routed(a, w, indices, weights, ends, epilogue, options)
+    about = routed(a, w, around, epilogue, options)
     if device == "cpu":
         return about, None
-    plan = plan_within(about, a, w, ends, device, options)
+    plan = plan_within(about, a, w, around[2], device, options)
     rows, sums = plan.forms[0], _rows(about.slots, about.n, about.sums)
     early, product = starts_early(plan.choice.machine), getattr(plan.run, "__self__", None)
     if not isinstance(product, GroupedLauncher):  # there is nothing to multiply
@@ -203,7 +195,7 @@ def _resolved(
     elif early and about.sorts:
         product = product.early()
     forms = rows, plan.ends, sums
-    return about, RoutedLauncher(about, product, (a, indices, weights), forms, early=early)
+    return about, RoutedLauncher(about, product, (a, around[0], around[1]), forms, early=early)
 
 
 def plan_within(

@@ -29,7 +29,7 @@ from gemmule.arrays.interop import (
     unwrap_all,
 )
 from gemmule.backends.cuda.device_array import DeviceArray
-from gemmule.backends.cuda.scaled import FinishedScaledLauncher, ScaledLauncher
+from gemmule.backends.cuda.finished import FinishedLauncher
 from gemmule.backends.explained import explained
 from gemmule.choose import scaled_choice
 from gemmule.core.caches import remembered, table
@@ -92,7 +92,7 @@ def scaled_product(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, options
     if launcher is None:
         _apart(given, target, options)
     else:
-        launcher.multiply(left, right, scales[:2], target)
+        launcher.multiply(left, right, target, scales=scales[:2])
     if out is None:
         return to_kind(target, left)
     mark_written(target)
@@ -138,7 +138,7 @@ def _bound_call(tensors: tuple[Any, ...], options: Options) -> Any:
         launcher = fused(Lie(left.form, right.form, out, left.device, kernels), dtype, options)
     if launcher is None:
         return lambda a, b, scale_a, scale_b: None
-    start, mask = launcher.scaled_starter(ordinal), launcher.choice.problem.alignment - 1
+    start, mask = launcher.finishing_starter(ordinal), launcher.choice.problem.alignment - 1
     fresh = maker(shape, getattr(torch, dtype), ordinal)
     room = maker((launcher.workspace,), torch.uint8, ordinal) if launcher.workspace else None
     steps = launcher.steps_of(scales[:2])
@@ -262,7 +262,7 @@ class Lie(NamedTuple):
 
 def finishing(
     given: Scaled, dtype: str, activation: str | None, options: Options
-) -> FinishedScaledLauncher | None:
+) -> FinishedLauncher | None:
     """Return what computes a scaled product with an epilogue in one go, or None."""
     left, right, scales, out = given
     if left.device == "cpu" or out is None:
@@ -275,17 +275,17 @@ def finishing(
 @remembered(1024)
 def finished_once(
     lie: Lie, dtype: str, activation: str | None, options: Options
-) -> FinishedScaledLauncher | None:
+) -> FinishedLauncher | None:
     """Return `finishing`'s launcher for operands that lie so."""
     choice = _choice(lie, dtype, options, FUNCTIONS[activation])
-    return None if choice is None else FinishedScaledLauncher(choice, activation)
+    return None if choice is None else FinishedLauncher(choice, activation, scaled=True)
 
 
 @remembered(1024)
-def fused(lie: Lie, dtype: str, options: Options) -> ScaledLauncher | None:
+def fused(lie: Lie, dtype: str, options: Options) -> FinishedLauncher | None:
     """Return what computes a scaled product on a GPU in one go, or None: no proved kernel does."""
     choice = _choice(lie, dtype, options)
-    return None if choice is None else ScaledLauncher(choice)
+    return None if choice is None else FinishedLauncher(choice, scaled=True, epilogue=False)
 
 
 def _choice(lie: Lie, dtype: str, options: Options, function: str | None = None) -> Choice | None:
@@ -388,7 +388,7 @@ class ScaledPlan:
     options: Options
     lie: Lie
     scales: Scales
-    by: ScaledLauncher | Plan  # the kernel that scales, or the plan of a product without
+    by: FinishedLauncher | Plan  # the kernel that scales, or the plan of a product without
 
     def __repr__(self) -> str:
         return f"ScaledPlan({self.choice.problem.describe()} on {self.lie.device})"
@@ -407,7 +407,7 @@ class ScaledPlan:
 
     def explain(self) -> str:
         """Return what runs, why, what it should cost, and what applies the scales."""
-        if isinstance(self.by, ScaledLauncher):
+        if isinstance(self.by, FinishedLauncher):
             lines, words = (
                 explained("matmul", self.choice, self.by),
                 "by the kernel that multiplies",
@@ -426,7 +426,7 @@ def planned_scaled(a: Any, b: Any, scales: tuple[Any, Any], options: Options) ->
     found = scales_of(*scales, (*shape, left.form.shape[1]), left)
     kernels, out = kernels_for(found, shape[1]), Form.packed(shape, dtype)
     lie = Lie(left.form, right.form, out, left.device, kernels)
-    by: ScaledLauncher | Plan | None = None
+    by: FinishedLauncher | Plan | None = None
     if left.device != "cpu" and 0 not in shape:
         by = fused(lie, dtype, options)
     if by is None:

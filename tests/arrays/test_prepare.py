@@ -360,7 +360,7 @@ def test_the_fast_path_of_tensors_starts_the_same_kernels(
     right, left = gm.prepare(b, rung=rung), gm.prepare(a, side="left", rung=rung)
     for pair in ((a, right), (left, b)):
         plan = gm.plan("matmul", *pair, rung=rung)
-        run = plan._run
+        run = plan.launcher
         assert isinstance(run, PackedLauncher)
         call = short.module.bound_call(run, plan.choice.call, plan.forms, 1)
         tensors = [one if isinstance(one, gm.PreparedMatrix) else Tensor(one) for one in pair]

@@ -54,7 +54,7 @@ def planned(op: str, kind: str, a: Any, b: Any, **more: Any) -> gm.Plan:
 
 def bound_of(plan: gm.Plan) -> Any:
     """Return what makes builtin calls of a plan's operands, None where it makes none."""
-    return plan._run.bound
+    return plan.launcher.bound
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +170,7 @@ def test_every_rung_with_a_job_is_right_in_every_dtype(monkeypatch: pytest.Monke
                 continue
             if plan.rung is not rung or plan.choice.copies:
                 continue
-            run = plan._run
+            run = plan.launcher
             assert run.bound is not None, rung.name
             call = run.bound(a, b)
             if rung.name == "blas" and blas_threads.routine("cblas_sgemv") is None:
@@ -359,7 +359,7 @@ def right():
     return all((plan(A, x) == 1024).all() and np.array_equal(codes(Q, z), y) for _ in range(4))
 
 assert right()
-call, short = (one._run.bound(*given) for one, given in ((plan, (A, x)), (alone, (a, b))))
+call, short = (one.launcher.bound(*given) for one, given in ((plan, (A, x)), (alone, (a, b))))
 assert call is None or (call(A, x) is not None and short(a, b) is not None)
 
 def leaves_helpers():

@@ -76,7 +76,8 @@ def helped():
     meeting(2, begun.ctypes.data, met.ctypes.data)
     return int(met[0]) == 2
 """
-FORKED = """
+# A share that ends when it is told to.
+STUCK = """
 @kernel
 def stuck(number: int, begun: int, end: int) -> None:
     add(begun, 1)
@@ -84,6 +85,8 @@ def stuck(number: int, begun: int, end: int) -> None:
         pass
 
 waiting = cpu_pool.in_pool(stuck, 2)
+"""
+FORKED = """
 before, statuses = helped(), []
 for _ in range(3):
     begun, end = np.zeros(1, np.int64), np.zeros(1, np.int64)
@@ -107,13 +110,6 @@ each_once(40)
 """
 # Every helper is in a share that ends only when the second product has been computed.
 ABSENT = """
-@kernel
-def stuck(number: int, begun: int, end: int) -> None:
-    add(begun, 1)
-    while read(end) == 0:
-        pass
-
-waiting = cpu_pool.in_pool(stuck, 2)
 begun, end = np.zeros(1, np.int64), np.zeros(1, np.int64)
 other = threading.Thread(target=waiting, args=(8, begun.ctypes.data, end.ctypes.data))
 each_once(8), cpu_pool.in_pool(stuck, 2).address
@@ -142,13 +138,13 @@ def test_every_share_is_done_once_whoever_calls(pool: str) -> None:
 @pytest.mark.skipif(cpu_threads.usable_processors() < 2, reason="needs two processors")
 @pytest.mark.parametrize("pool", ["blas", "own"])
 def test_a_product_does_not_wait_for_helpers_that_are_busy(pool: str) -> None:
-    assert child(PRODUCT + ABSENT, pool) == [True, True, 8, True]
+    assert child(PRODUCT + STUCK + ABSENT, pool) == [True, True, 8, True]
 
 
 @pytest.mark.skipif(cpu_threads.usable_processors() < 2, reason="needs two processors")
 @pytest.mark.parametrize("pool", ["blas", "own"])
 def test_a_fork_waits_for_helpers_and_they_come_again(pool: str) -> None:
-    assert child(PRODUCT + MEETING + FORKED, pool) == [True, [0, 0, 0], 8, True, 0]
+    assert child(PRODUCT + MEETING + STUCK + FORKED, pool) == [True, [0, 0, 0], 8, True, 0]
 
 
 @pytest.mark.parametrize("pool", ["blas", "own"])

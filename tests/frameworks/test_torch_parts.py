@@ -91,7 +91,7 @@ def applied(module: Any, move: Callable[[Any], Any]) -> Any:
 
 def parts_of(layer: Any) -> Any:
     """Return the tensors that a layer holds, in the order that kernels read or as given."""
-    return layer._parts
+    return tuple(getattr(layer, name) for name in NAMES)
 
 
 def held(layer: Any) -> list[Any]:

@@ -24,6 +24,15 @@ def floats(folder: Path, name: str = "llama") -> Any:
     return model
 
 
+def check_served(served: Any, model: Any, folder: Path) -> None:
+    """Check that a model computes what another of its weights does, also when read again."""
+    found = architectures.logits(served)
+    torch.testing.assert_close(found, architectures.logits(model), rtol=1e-3, atol=1e-4)
+    served.save_pretrained(folder)
+    again = type(served).from_pretrained(folder)
+    assert torch.equal(architectures.logits(again), architectures.logits(served))
+
+
 @pytest.mark.parametrize("name", ["llama", "opt"])
 @pytest.mark.parametrize("tool", foreign.WRITERS)
 def test_codes_of_other_tools(tool: str, name: str, tmp_path: Path) -> None:
@@ -35,12 +44,7 @@ def test_codes_of_other_tools(tool: str, name: str, tmp_path: Path) -> None:
     for path, layer in layers.items():
         assert torch.equal(layer.dequantize(), weights[path])  # one product, rounded once
         model.get_submodule(path).weight.data = weights[path]
-    torch.testing.assert_close(
-        architectures.logits(served), architectures.logits(model), rtol=1e-3, atol=1e-4
-    )
-    served.save_pretrained(tmp_path / "own")
-    again = type(served).from_pretrained(tmp_path / "own")
-    assert torch.equal(architectures.logits(again), architectures.logits(served))
+    check_served(served, model, tmp_path / "own")
 
 
 def test_experts_of_gpt_oss(tmp_path: Path) -> None:
@@ -53,12 +57,7 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
         assert layer.format == "mxfp4"
         assert np.array_equal(layer.stack.dequantize(), weights[path])
         model.get_parameter(path).data = weights[path].contiguous()
-    torch.testing.assert_close(
-        architectures.logits(served), architectures.logits(model), rtol=1e-3, atol=1e-4
-    )
-    served.save_pretrained(tmp_path / "own")
-    again = type(served).from_pretrained(tmp_path / "own")
-    assert torch.equal(architectures.logits(again), architectures.logits(served))
+    check_served(served, model, tmp_path / "own")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -159,12 +158,7 @@ def test_gguf(name: str, tmp_path: Path) -> None:
     for path, weight in weights.items():
         holder = path if path in dict(model.named_parameters()) else f"{path}.weight"
         model.get_parameter(holder).data = weight
-    torch.testing.assert_close(
-        architectures.logits(served), architectures.logits(model), rtol=1e-3, atol=1e-4
-    )
-    served.save_pretrained(tmp_path / "own")
-    again = type(served).from_pretrained(tmp_path / "own")
-    assert torch.equal(architectures.logits(again), architectures.logits(served))
+    check_served(served, model, tmp_path / "own")
 
 
 def test_gguf_that_is_not_served_is_named(tmp_path: Path) -> None:

@@ -198,7 +198,12 @@ HANDED: dict[tuple[str, str], str] = {
     ("outofcore.buffers", "driver.when_short"): "kept memory is given back where a device has none",
     ("frameworks.autograd", "register"): "PyTorch asks for derivatives by operators' names",
     ("frameworks.autograd", "register_out"): "the same",
-    ("torch.quantized_linear", "register"): "the same, of layers",
+    ("frameworks.scaled", "define"): "PyTorch keeps one set of operators for the package",
+    ("torch.quantized_linear", "define"): "the same",
+    ("torch.quantized_linear", "register"): "derivatives, of layers",
+    ("torch.quantized_grouped", "define"): "an operator of the same set",
+    ("torch.quantized_grouped", "register"): "derivatives, of experts",
+    ("torch.quantized_grouped", "grouped.register_of_stack"): "the same",
 }
 
 

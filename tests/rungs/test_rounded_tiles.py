@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.backends.cpu import amx
 from gemmule.backends.cpu.target import has_wide_vectors
 from gemmule.rungs.quantized.cpu.blocks import rounded
 from gemmule_lab.verify import check
 from quantized_products import activations, make_matrix
-from tile_emulation import emulated_tiles
 
-NAME, MISSING = "rounded_tiles", amx.missing_tiles("bf16")
+NAME = "rounded_tiles"
 pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="codes are decoded by AVX-512")
-
-
-@pytest.fixture(
-    params=[
-        "in memory",
-        pytest.param("AMX", marks=pytest.mark.skipif(MISSING is not None, reason=str(MISSING))),
-    ],
-    scope="module",
-)
-def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
-    with emulated_tiles() if request.param == "in memory" else nullcontext():
-        yield
 
 
 def judged(Q: gm.QuantizedMatrix, B: np.ndarray, **options: object) -> None:

@@ -140,7 +140,7 @@ def test_the_judge_sees_what_is_wrong() -> None:
     forms = [unwrap(one, "it").form for one in (a, w, indices, weights)]
 
     def verdict(found: Array, epilogue: str | None = None) -> bool:
-        about = routed(*forms, None, epilogue, Options())
+        about = routed(*forms[:2], (*forms[2:], None), epilogue, Options())
         plan = plan_within(about, forms[0], forms[1], None, "cpu", Options())
         problem = make_problem(
             "grouped", about.slots, N, K, ("float32", "float32", about.sums), batch=EXPERTS

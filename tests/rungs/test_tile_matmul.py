@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmule as gm
-from gemmule.backends.cpu import amx
 from gemmule.backends.cpu.jit import kernel
 from gemmule.core.caches import forget_plans
 from gemmule.core.problem import numpy_dtype
@@ -25,19 +23,6 @@ from tile_emulation import emulated_tiles
 Array = np.ndarray[Any, Any]
 NAME = "tile_products"
 DTYPES = ("bfloat16", "float16")
-MISSING = amx.missing_tiles("bf16")
-
-
-@pytest.fixture(
-    params=[
-        "in memory",
-        pytest.param("AMX", marks=pytest.mark.skipif(MISSING is not None, reason=str(MISSING))),
-    ],
-    scope="module",
-)
-def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
-    with emulated_tiles() if request.param == "in memory" else nullcontext():
-        yield
 
 
 def drawn(rng: np.random.Generator, shape: tuple[int, int], dtype: str, layout: str) -> Array:

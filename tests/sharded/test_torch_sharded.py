@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from cuemu.toolchain import missing_tools
-from emulated_driver import EmulatedDriver, emulated
+from emulated_driver import EmulatedDriver, emulated, parameters
 from gemmule.errors import DeviceError, PeerError
 
 torch = pytest.importorskip("torch")
@@ -41,11 +41,7 @@ class Driver(EmulatedDriver):
     def _run(self, function: int, grid: Any, block: Any, cluster: Any, *rest: int) -> None:
         module, name = self.kernels[function - 1]
         smem, params = rest
-        args = []
-        for i, size in enumerate(module.parameter_bytes(name)):
-            address = ctypes.c_void_p.from_address(params + 8 * i).value
-            assert address is not None
-            args.append(ctypes.string_at(address, size))
+        args = parameters(module, name, params)
         geometry = {"grid": grid, "block": block, "cluster": cluster, "smem": smem}
         module.launch(name, **geometry, args=args, seed=self.seed, cooperative=True)
 

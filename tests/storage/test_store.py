@@ -15,29 +15,20 @@ from typing import Any
 import pytest
 
 from gemmule.core.problem import Problem, QuantSpec
-from gemmule.core.rung import Arithmetic, Constraint, CpuRung, Machine, Rung, same
+from gemmule.core.rung import Constraint, Machine, Rung
 from gemmule.storage import sources
 from gemmule.storage import tuned as tuned_store
 from gemmule.storage.atomic import MAX_BYTES, replace_text, small_file
+from made_rungs import made_rung
 
 MACHINE = Machine("cpu", "Test CPU", "x86_64", 2, 1e10, 2**25)
 PROBLEM = Problem("matvec", 100, 200)
 
 
 def _rung(name: str) -> Rung:
-    return CpuRung(
-        title="title",
-        idea="idea",
-        source="source",
-        op="matvec",
-        signatures=same("float32"),
-        arithmetic=lambda problem: Arithmetic("float32", lambda p, q: p.reduction),
-        bind=lambda problem, params: lambda A, x, y: None,
-        params={"block": (1, 2, 4), "mode": ("a", "b")},
-        constraints=(Constraint("not 4 with b", lambda p, q: (q["block"], q["mode"]) != (4, "b")),),
-        name=name,
-        folder="matvec",
-    )
+    allowed = Constraint("not 4 with b", lambda p, q: (q["block"], q["mode"]) != (4, "b"))
+    params = {"block": (1, 2, 4), "mode": ("a", "b")}
+    return made_rung(name, expected_s=None, params=params, constraints=(allowed,))
 
 
 @pytest.fixture

@@ -123,14 +123,16 @@ class Routed(NamedTuple):
         return self.shape[-1]
 
 
-def routed(
-    a: Form, w: Form, indices: Form | None, weights: Form | None, ends: Form | None,
-    epilogue: str | None, options: Options,
-) -> Routed:  # fmt: skip
+Around = tuple[Form | None, ...]
+"""The forms of a grouped product's indices, weights and offsets, None for what is not given."""
+
+
+def routed(a: Form, w: Form, around: Around, epilogue: str | None, options: Options) -> Routed:
     """Return what surrounds the product of operands of these forms; raises as the function does.
 
-    With `indices` a: (tokens, k), or (tokens, top_k, k); indices and weights: (tokens, top_k).
+    With indices a: (tokens, k), or (tokens, top_k, k); indices and weights: (tokens, top_k).
     """
+    indices, weights, ends = around
     if (indices is None) == (ends is None):
         raise ValueError("grouped_matmul takes either offsets or indices; give one of the two.")
     if epilogue is not None and epilogue not in EPILOGUES:

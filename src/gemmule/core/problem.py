@@ -203,6 +203,13 @@ class Problem:
         return self.m if self.op == "matvec" else self.m * self.n
 
     @property
+    def codes(self) -> QuantSpec:
+        """How the matrix of a quantised problem is stored; TypeError for another problem."""
+        if self.quant is None:
+            raise TypeError(f"{self.describe()} is not quantised.")
+        return self.quant
+
+    @property
     def matrix_bytes(self) -> int:
         """Bytes of the matrix A of one batch entry; quantised: codes, scales and zeros."""
         rows, cols = self.m, self.reduction

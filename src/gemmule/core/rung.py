@@ -14,7 +14,7 @@ from gemmule.core.canonical import Call
 from gemmule.core.device_model import DeviceModel, Terms
 from gemmule.core.host_rates import DEFAULT_RATES, HostRates
 from gemmule.core.packing import HostPacking, Packing, TensorMap
-from gemmule.core.problem import UNIT_ROUNDOFF, Problem
+from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, UNIT_ROUNDOFF, Problem
 
 Params = Mapping[str, Any]
 Signature = tuple[str, str, str]  # dtype names of A, of x or B, of the result
@@ -415,6 +415,12 @@ DeviceRung: TypeAlias = CudaRung | LibraryRung
 def same(*dtypes: str) -> tuple[Signature, ...]:
     """Return signatures whose operands and result share one dtype."""
     return tuple((t, t, t) for t in dtypes)
+
+
+def beside_codes(*dtypes: str) -> tuple[Signature, ...]:
+    """Return signatures of rows of these dtypes beside experts' codes; results may be float32."""
+    codes = ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
+    return tuple((t, c, o) for c in codes for t in dtypes for o in dict.fromkeys((t, "float32")))
 
 
 def floats(*dtypes: str) -> tuple[Signature, ...]:

@@ -17,12 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmule.backends.cuda import driver
-from gemmule.backends.cuda.byte_slices import BySlices
-from gemmule.backends.cuda.complex_parts import ByParts
+from gemmule.backends.cuda.composed import Composed
 from gemmule.backends.cuda.launch import Launcher
 from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.backends.cuda.packed.launch import PackedLauncher
-from gemmule.backends.cuda.residues import ByResidues
 from gemmule.backends.cuda.starter import Start
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Form, c_strides
@@ -31,7 +29,7 @@ from gemmule.dispatch.host import FastPath
 from gemmule.dispatch.torch_repeats import Known, Product, RepeatGuard, known
 from gemmule.quant.cuda.by_library import ByLibrary
 
-Run = Launcher | PackedLauncher | LibraryRun | ByLibrary | ByParts | BySlices | ByResidues
+Run = Launcher | PackedLauncher | LibraryRun | ByLibrary | Composed
 
 
 class TensorCall(FastPath):
@@ -155,7 +153,7 @@ def _starter(run: Run, ordinal: int) -> tuple[Start, Callable[[], Any] | None]:
     if isinstance(run, LibraryRun):
         prepared = run.prepared(ordinal)
         start, nbytes = prepared.starter(1.0, 0.0), prepared.workspace_bytes
-    elif isinstance(run, ByLibrary | ByParts | BySlices | ByResidues):
+    elif isinstance(run, ByLibrary | Composed):
         start, nbytes = run.starter(ordinal), run.workspace_bytes(ordinal)
     else:
         start, nbytes = run.starter(ordinal), run.workspace

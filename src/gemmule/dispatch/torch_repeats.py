@@ -148,8 +148,10 @@ class RepeatGuard:
     bias, not an out.
     """
 
-    __slots__ = ("_adds", "_asks", "_left", "_made", "_of_out", "_planned", "every", "first",
-                 "kind", "operands")  # fmt: skip
+    __slots__ = (
+        *("_adds", "_asks", "_left", "_made", "_of_out", "_planned"),
+        *("every", "first", "kind", "operands"),
+    )
 
     def __init__(
         self, call: Call, forms: tuple[Form, Form], ordinal: int, *, asks: bool, adds: bool

@@ -18,7 +18,6 @@ from gemmule.core.canonical import NAMES, Options
 from gemmule.dispatch.batches import aligned
 from gemmule.dispatch.tracked import handled, recorded
 from gemmule.frameworks.operators import (
-    LIBRARY,
     alone,
     call,
     kernel,
@@ -29,6 +28,7 @@ from gemmule.frameworks.operators import (
 from gemmule.quant.library import refuse_sparse
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
+from gemmule.quant.stack import QuantizedStack
 
 
 def through(op: str, a: Any, b: Any, out: Any, options: Options) -> Any:
@@ -209,17 +209,23 @@ class _Bilinear(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, of_a: Any, of_b: Any, *others: Any) -> Any:
-        a, b = ctx.saved_tensors
-        terms = []
-        if of_a is not None:
-            terms.append(_Bilinear.apply(of_a, b, ctx.op, ctx.given))
-        if of_b is not None:
-            terms.append(_Bilinear.apply(a, of_b, ctx.op, ctx.given))
-        return sum(terms[1:], start=terms[0])
+        return tangent(ctx, of_a, of_b, lambda a, b: _Bilinear.apply(a, b, ctx.op, ctx.given))
 
     @staticmethod
     def vmap(info: Any, dims: Any, a: Any, b: Any, op: str, options: dict[str, Any]) -> Any:
         return _batched(op, dims[:2], a, b, lambda a, b: _Bilinear.apply(a, b, op, options)), 0
+
+
+def tangent(ctx: Any, of_a: Any, of_b: Any, multiply: Any) -> Any:
+    """Return the tangent of a product, linear in both operands, by theirs; None stands for zeros.
+
+    ctx: holds both operands.
+    """
+    a, b = ctx.saved_tensors[:2]
+    terms = [] if of_a is None else [multiply(of_a, b)]
+    if of_b is not None:
+        terms.append(multiply(a, of_b))
+    return sum(terms[1:], start=terms[0])
 
 
 def _batched(op: str, dims: Any, a: Any, b: Any, multiply: Any) -> Any:
@@ -233,16 +239,17 @@ def _batched(op: str, dims: Any, a: Any, b: Any, multiply: Any) -> Any:
     return result
 
 
-class _Matrix:
-    """A matrix on its way through PyTorch, which would ask the matrix itself what to do with it."""
+class Held:
+    """Codes on their way through PyTorch, which would ask them themselves what to do with them."""
 
-    def __init__(self, matrix: QuantizedMatrix) -> None:
-        self.matrix, self.shape = matrix, matrix.shape
+    def __init__(self, own: QuantizedMatrix | QuantizedStack) -> None:
+        self.own: Any = own
+        self.shape = own.shape
 
 
 def beside_matrix(op: str, *pair: Any, options: Options) -> Any:
     """Return the product of a quantised matrix and a tensor, differentiable in the tensor."""
-    held = (_Matrix(one) if isinstance(one, QuantizedMatrix) else one for one in pair)
+    held = (Held(one) if isinstance(one, QuantizedMatrix) else one for one in pair)
     return (_Quantized.apply if handled() else _quantized_alone)(*held, op, options)
 
 
@@ -251,15 +258,15 @@ class _Quantized(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(a: Any, b: Any, op: str, options: Options) -> Any:
-        a, b = (one.matrix if isinstance(one, _Matrix) else one for one in (a, b))
+        a, b = (one.own if isinstance(one, Held) else one for one in (a, b))
         return general.product(op, a, b, None, options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         a, b, ctx.op, ctx.options = inputs
-        ctx.first = isinstance(a, _Matrix)
+        ctx.first = isinstance(a, Held)
         held, x = (a, b) if ctx.first else (b, a)
-        ctx.matrix, ctx.shape, ctx.dtype = held.matrix, x.shape, x.dtype
+        ctx.matrix, ctx.shape, ctx.dtype = held.own, x.shape, x.dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
@@ -294,5 +301,5 @@ def _plainly(op: str) -> Any:
 
 
 for _op in NAMES:
-    register(LIBRARY, _op, kernel(_op), _differentiable(_op), _plainly(_op))
-    register_out(LIBRARY, f"{_op}_out")
+    register(_op, kernel(_op), _differentiable(_op), _plainly(_op))
+    register_out(f"{_op}_out")

@@ -16,8 +16,8 @@ from gemmule.core.canonical import DEFAULT, Options
 from gemmule.core.grouped import Routing, check_shapes, dtype_of, groups, routed
 from gemmule.core.operand import Form
 from gemmule.dispatch.tracked import handled, recorded
-from gemmule.frameworks.autograd import autocast, sharded
-from gemmule.frameworks.operators import LIBRARY, alone, refuse_out, register
+from gemmule.frameworks.autograd import Held, autocast, sharded, tangent
+from gemmule.frameworks.operators import alone, define, dtype_name, refuse_out, register
 from gemmule.grouped import of_tensors
 from gemmule.quant.stack import QuantizedStack
 from gemmule.routed import routed_product
@@ -72,7 +72,7 @@ def _beside_stack(
     dtype = None if options.out_dtype is None else getattr(torch, options.out_dtype)
 
     def multiply(a: Any, ends: Any, dtype: Any) -> Any:
-        return general.untraced(apply, a, ends, False, dtype, _Stack(stack))
+        return general.untraced(apply, a, ends, False, dtype, Held(stack))
 
     if routing is None:
         return multiply(a, ends, dtype)
@@ -83,7 +83,7 @@ def _beside_stack(
 def _kernel(a: Any, w: Any, ends: Any, *, out_dtype: Any = None) -> Any:
     check_shapes(tuple(a.shape), tuple(w.shape), tuple(ends.shape))
     result = a.new_zeros((a.shape[0], w.shape[2]), dtype=out_dtype)
-    options = DEFAULT if result.dtype == a.dtype else Options(out_dtype=_name(result.dtype))
+    options = DEFAULT if result.dtype == a.dtype else Options(out_dtype=dtype_name(result.dtype))
     if a.is_cuda and general.untraced(of_tensors, a, w, ends, options, result) is not None:
         return result
     return general.untraced(routed_product, a, w, ends, result, options)
@@ -119,10 +119,6 @@ def _has_outer(a: Any, grad: Any) -> bool:
     return bool(torch.cuda.get_device_capability(a.device) == (9, 0))
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _fake(a: Any, w: Any, ends: Any, *, out_dtype: Any = None) -> Any:
     """Return what a result looks like, by shapes and dtypes alone; raises as the product would."""
     if not a.device == w.device == ends.device:
@@ -132,8 +128,8 @@ def _fake(a: Any, w: Any, ends: Any, *, out_dtype: Any = None) -> Any:
         )
     shape_a, shape_w, shape_ends = (tuple(t.shape) for t in (a, w, ends))
     check_shapes(shape_a, shape_w, shape_ends)
-    given = None if out_dtype is None else _name(out_dtype)
-    dtypes = _name(a.dtype), _name(w.dtype), _name(ends.dtype)
+    given = dtype_name(out_dtype)
+    dtypes = dtype_name(a.dtype), dtype_name(w.dtype), dtype_name(ends.dtype)
     dtype = getattr(torch, dtype_of(*dtypes, given))
     return a.new_empty((shape_a[0], shape_w[2]), dtype=dtype)
 
@@ -150,10 +146,10 @@ def stack_product(a: Any, ends: Any, transposed: bool, dtype: Any, stack: Quanti
     """
     result = a.new_zeros((a.shape[0], stack.shape[1 if transposed else 2]), dtype=dtype)
     if not transposed:
-        options = Options(out_dtype=_name(result.dtype))
+        options = Options(out_dtype=dtype_name(result.dtype))
         return general.untraced(routed_product, a, stack, ends, result, options)
     for expert, rows in groups(ends.tolist()):
-        options = Options(out_dtype=_name(result.dtype))
+        options = Options(out_dtype=dtype_name(result.dtype))
         general.product("matmul", a[rows], stack[expert].T, result[rows], options)
     return result
 
@@ -167,16 +163,9 @@ def routed_stack(
     return general.untraced(routed_product, a.detach(), stack, None, None, DEFAULT, routing)
 
 
-class _Stack:
-    """A stack on its way through PyTorch, which would ask the stack itself what to do with it."""
-
-    def __init__(self, stack: QuantizedStack) -> None:
-        self.stack = stack
-
-
 def _of_stack(a: Any, ends: Any, transposed: bool, dtype: Any, *held: Any) -> Any:
-    if isinstance(held[0], _Stack):
-        return stack_product(a.detach(), ends, transposed, dtype, held[0].stack)
+    if isinstance(held[0], Held):
+        return stack_product(a.detach(), ends, transposed, dtype, held[0].own)
     given = a, ends, transposed, dtype, *held
     return torch.ops.gemmule.quantized_grouped.default(*given)
 
@@ -228,9 +217,9 @@ class _OfStack(torch.autograd.Function):  # type: ignore[misc]
 _of_stack_alone = alone(_OfStack, _of_stack)
 
 
-def register_of_stack(library: Any, op: str, kernel: Callable[..., Any]) -> None:
+def register_of_stack(op: str, kernel: Callable[..., Any]) -> None:
     """Let an operator of a stack's tensors be differentiated; kernel: what it computes."""
-    register(library, op, kernel, _OfStack.apply, alone(_OfStack, kernel))
+    register(op, kernel, _OfStack.apply, alone(_OfStack, kernel))
 
 
 # ---- rows that are not sorted, weights and gates ------------------------------------------------
@@ -282,16 +271,16 @@ def routed_fake(a: Any, w: Any, routing: Routing, ends: Any, out_dtype: Any) -> 
 
     w: the shape and dtype of the experts' matrices; where these are codes, the dtype is that of A.
     """
-    rows, matrices = _form(a), Form.packed(tuple(w[0]), _name(w[1]))
+    rows, matrices = _form(a), Form.packed(tuple(w[0]), dtype_name(w[1]))
     named = routing.indices, routing.weights, ends
     indices, weights, offsets = (None if one is None else _form(one) for one in named)
-    options = Options(out_dtype=None if out_dtype is None else _name(out_dtype))
-    about = routed(rows, matrices, indices, weights, offsets, routing.epilogue, options)
+    around, options = (indices, weights, offsets), Options(out_dtype=dtype_name(out_dtype))
+    about = routed(rows, matrices, around, routing.epilogue, options)
     return a.new_empty(about.shape, dtype=getattr(torch, about.out))
 
 
 def _form(tensor: Any) -> Form:
-    return Form(tuple(tensor.shape), tuple(tensor.stride()), _name(tensor.dtype), 16)
+    return Form(tuple(tensor.shape), tuple(tensor.stride()), dtype_name(tensor.dtype), 16)
 
 
 def _routing(indices: Any, weights: Any, ends: Any, epilogue: Any) -> tuple[Routing, Any]:
@@ -299,7 +288,7 @@ def _routing(indices: Any, weights: Any, ends: Any, epilogue: Any) -> tuple[Rout
 
 
 def _routed_kernel(a: Any, w: Any, *around: Any, out_dtype: Any = None) -> Any:
-    options = DEFAULT if out_dtype is None else Options(out_dtype=_name(out_dtype))
+    options = DEFAULT if out_dtype is None else Options(out_dtype=dtype_name(out_dtype))
     routing, ends = _routing(*around)
     given = (one.detach() for one in (a, w))
     return general.untraced(routed_product, *given, ends, None, options, routing)
@@ -342,11 +331,8 @@ class _Grouped(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, of_a: Any, of_w: Any, *others: Any) -> Any:
-        a, w, ends = ctx.saved_tensors
-        terms = [] if of_a is None else [_Grouped.apply(of_a, w, ends, ctx.dtype)]
-        if of_w is not None:
-            terms.append(_Grouped.apply(a, of_w, ends, ctx.dtype))
-        return sum(terms[1:], start=terms[0])
+        ends = ctx.saved_tensors[2]
+        return tangent(ctx, of_a, of_w, lambda a, w: _Grouped.apply(a, w, ends, ctx.dtype))
 
     @staticmethod
     def vmap(info: Any, dims: Any, a: Any, w: Any, ends: Any, dtype: Any) -> Any:
@@ -381,11 +367,8 @@ class _Outer(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, of_a: Any, of_grad: Any, *others: Any) -> Any:
-        a, grad, ends = ctx.saved_tensors
-        terms = [] if of_a is None else [_Outer.apply(of_a, grad, ends)]
-        if of_grad is not None:
-            terms.append(_Outer.apply(a, of_grad, ends))
-        return sum(terms[1:], start=terms[0])
+        ends = ctx.saved_tensors[2]
+        return tangent(ctx, of_a, of_grad, lambda a, grad: _Outer.apply(a, grad, ends))
 
     @staticmethod
     def vmap(info: Any, dims: Any, *operands: Any) -> Any:
@@ -408,43 +391,30 @@ def _each(info: Any, dims: Any, operands: tuple[Any, ...], one: Any) -> Any:
     return torch.stack(results)
 
 
+def _routed_look(a: Any, w: Any, *around: Any, out_dtype: Any = None) -> Any:
+    return routed_fake(a, (w.shape, w.dtype), *_routing(*around), out_dtype)
+
+
 def _define() -> None:
-    tags = (torch.Tag.pt2_compliant_tag,)
-    operands = "Tensor A, Tensor W, Tensor offsets"
-    LIBRARY.define(
-        f"grouped_matmul({operands}, *, ScalarType? out_dtype=None) -> Tensor", tags=tags
-    )
+    operands = "Tensor A, Tensor W, Tensor offsets, *, ScalarType? out_dtype=None"
+    define(f"grouped_matmul({operands}) -> Tensor", _kernel, _fake)
+    outer = "grouped_outer(Tensor A, Tensor grad, Tensor offsets) -> Tensor"
+    define(outer, _outer_kernel, _outer_fake)
     around = "Tensor? indices, Tensor? weights, Tensor? offsets, str? epilogue"
     routed = f"routed_matmul(Tensor A, Tensor W, {around}, *, ScalarType? out_dtype=None) -> Tensor"
-    LIBRARY.define(routed, tags=tags)
-    LIBRARY.define("grouped_outer(Tensor A, Tensor grad, Tensor offsets) -> Tensor", tags=tags)
-    for key in ("CPU", "CUDA"):
-        LIBRARY.impl("grouped_matmul", _kernel, key)
-        LIBRARY.impl("grouped_outer", _outer_kernel, key)
-        LIBRARY.impl("routed_matmul", _routed_kernel, key)
-    torch.library.register_fake("gemmule::grouped_matmul", _fake, lib=LIBRARY)
-    torch.library.register_fake("gemmule::grouped_outer", _outer_fake, lib=LIBRARY)
-
-    def look(a: Any, w: Any, *around: Any, out_dtype: Any = None) -> Any:
-        return routed_fake(a, (w.shape, w.dtype), *_routing(*around), out_dtype)
-
-    torch.library.register_fake("gemmule::routed_matmul", look, lib=LIBRARY)
+    define(routed, _routed_kernel, _routed_look)
 
     def apply(a: Any, w: Any, ends: Any, *, out_dtype: Any = None) -> Any:
         return _Grouped.apply(a, w, ends, out_dtype)
 
     plain = alone(_Grouped, lambda a, w, ends, dtype: _kernel(a, w, ends, out_dtype=dtype))
-    outer = alone(_Outer, _outer_kernel)
-    register(
-        LIBRARY,
-        "grouped_matmul",
-        _kernel,
-        apply,
-        lambda a, w, ends, *, out_dtype=None: plain(a, w, ends, out_dtype),
-    )
-    register(LIBRARY, "grouped_outer", _outer_kernel, _Outer.apply, outer)
-    both = _routed_composed, _routed_composed
-    register(LIBRARY, "routed_matmul", _routed_kernel, *both)
+
+    def plainly(a: Any, w: Any, ends: Any, *, out_dtype: Any = None) -> Any:
+        return plain(a, w, ends, out_dtype)
+
+    register("grouped_matmul", _kernel, apply, plainly)
+    register("grouped_outer", _outer_kernel, _Outer.apply, alone(_Outer, _outer_kernel))
+    register("routed_matmul", _routed_kernel, _routed_composed, _routed_composed)
 
 
 _define()

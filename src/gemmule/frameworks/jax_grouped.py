@@ -43,9 +43,8 @@ def through(
     }
     if routing is None:
         return _product(GROUPED, options, a, w, ends)
-    of = forms.get
-    around = of("indices"), of("weights"), of("offsets"), routing.epilogue
-    about = routed(forms["A"], forms["W"], *around, options)
+    around = forms.get("indices"), forms.get("weights"), forms.get("offsets")
+    about = routed(forms["A"], forms["W"], around, routing.epilogue, options)
     sums = Options(out_dtype=about.sums)
     target = numpy_dtype(about.out)
     if routing.indices is None:

@@ -64,9 +64,8 @@ def _out_kernel(op: str) -> Callable[..., None]:
 
 def as_options(given: dict[str, Any]) -> Options:
     """Return the options of a product from the keywords of its operator."""
-    dtype = given.get("out_dtype")
     return Options(
-        None if dtype is None else _name(dtype),
+        dtype_name(given.get("out_dtype")),
         given.get("precision", "float32"),
         batch_invariant=given.get("batch_invariant", False),
     )
@@ -76,8 +75,10 @@ def as_options(given: dict[str, Any]) -> Options:
 def _result(op: str, a: Any, b: Any, out_dtype: Any) -> tuple[tuple[Any, ...], torch.dtype]:
     """Return shape and dtype of a product; sizes may be symbols. Raises as the product would."""
     _one_device(NAMES[op][0], a, NAMES[op][1], b)
-    given = [check_dtype(_name(t.dtype), name) for t, name in zip((a, b), NAMES[op], strict=True)]
-    dtype = result_dtype(given[0], given[1], None if out_dtype is None else _name(out_dtype))
+    given = [
+        check_dtype(dtype_name(t.dtype), name) for t, name in zip((a, b), NAMES[op], strict=True)
+    ]
+    dtype = result_dtype(given[0], given[1], dtype_name(out_dtype))
     return _shape(op, a.shape, b.shape), getattr(torch, dtype)
 
 
@@ -89,8 +90,9 @@ def _one_device(name: str, one: Any, other_name: str, other: Any) -> None:
         )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def dtype_name(dtype: Any) -> Any:
+    """Return the name of one of PyTorch's dtypes, None of None."""
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def _shape(op: str, a: Any, b: Any) -> tuple[Any, ...]:
@@ -129,7 +131,7 @@ def _out_fake(op: str) -> Callable[..., None]:
     def look(a: Any, b: Any, *, out: Any, out_dtype: Any = None, **options: Any) -> None:
         shape, dtype = _result(op, a, b, out_dtype)
         _one_device(NAMES[op][0], a, "out", out)
-        check_result(tuple(out.shape), _name(out.dtype), shape, _name(dtype))
+        check_result(tuple(out.shape), dtype_name(out.dtype), shape, dtype_name(dtype))
 
     return look
 
@@ -139,14 +141,22 @@ def _out_fake(op: str) -> Callable[..., None]:
 # name is refused under torch.func.grad, and under torch.func.jvp its derivative is 0, without a
 # word. So an autograd.Function is put where PyTorch asks first under a transformation, and where it
 # asks for gradients, of both directions.
+def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define an operator, what it computes on every device of the package, and how that looks."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"gemmule::{name}", fake, lib=LIBRARY)
+
+
 def register(
-    library: Any,
     op: str,
     kernel: Callable[..., Any],
     apply: Callable[..., Any],
     plainly: Callable[..., Any],
 ) -> None:
-    """Let ``apply(*arguments, **options)`` differentiate an operator that `library` defined.
+    """Let ``apply(*arguments, **options)`` differentiate an operator of this package's.
 
     apply: calls an autograd.Function whose ``forward`` calls the operator, and which has ``jvp``
     and ``vmap``. kernel: what the operator computes on the CPU and on CUDA devices. plainly: calls
@@ -171,8 +181,8 @@ def register(
             return _functionalized(operator, *arguments, **options)
         return apply(*arguments, **options)
 
-    library.impl(op, differentiated, "Autograd", with_keyset=True)
-    library.impl(op, transformed, _TRANSFORMED)
+    LIBRARY.impl(op, differentiated, "Autograd", with_keyset=True)
+    LIBRARY.impl(op, transformed, _TRANSFORMED)
 
 
 def alone(
@@ -194,7 +204,7 @@ def alone(
     return type(f"{function.__name__}Alone", (function,), members).apply  # type: ignore[attr-defined, no-any-return]
 
 
-def register_out(library: Any, op: str) -> None:
+def register_out(op: str) -> None:
     """Refuse derivatives of an operator that writes into a given tensor: they would be lost."""
     operator = getattr(torch.ops.gemmule, op).default
     name = op.removesuffix("_out")
@@ -215,8 +225,8 @@ def register_out(library: Any, op: str) -> None:
             "which knows no tensor that is written. Leave out= away."
         )
 
-    library.impl(op, differentiated, "Autograd", with_keyset=True)
-    library.impl(op, transformed, _TRANSFORMED)
+    LIBRARY.impl(op, differentiated, "Autograd", with_keyset=True)
+    LIBRARY.impl(op, transformed, _TRANSFORMED)
 
 
 def _has_tangent(op: str, arguments: tuple[Any, ...]) -> bool:
@@ -251,19 +261,8 @@ def _functionalized(operator: Any, *arguments: Any, **options: Any) -> Any:
         return _wrap_all_tensors_to_functional(result, level=interpreter.level())
 
 
-def _define() -> None:
-    """Define and implement the operators on every device of the package."""
-    for op, (a, b) in NAMES.items():
-        name = f"gemmule::{op}"
-        tags = (torch.Tag.pt2_compliant_tag,)
-        operands = f"Tensor {a}, Tensor {b}, *"
-        LIBRARY.define(f"{op}({operands}, {_OPTIONS}) -> Tensor", tags=tags)
-        LIBRARY.define(f"{op}_out({operands}, Tensor(a!) out, {_OPTIONS}) -> ()", tags=tags)
-        for key in ("CPU", "CUDA"):
-            LIBRARY.impl(op, kernel(op), key)
-            LIBRARY.impl(f"{op}_out", _out_kernel(op), key)
-        torch.library.register_fake(name, _fake(op), lib=LIBRARY)
-        torch.library.register_fake(f"{name}_out", _out_fake(op), lib=LIBRARY)
-
-
-_define()
+for _op, (_a, _b) in NAMES.items():
+    _given = f"Tensor {_a}, Tensor {_b}, *"
+    define(f"{_op}({_given}, {_OPTIONS}) -> Tensor", kernel(_op), _fake(_op))
+    _written = f"{_op}_out({_given}, Tensor(a!) out, {_OPTIONS}) -> ()"
+    define(_written, _out_kernel(_op), _out_fake(_op))

@@ -11,7 +11,7 @@ import torch
 
 from gemmule import general, scaled
 from gemmule.core.canonical import Options
-from gemmule.frameworks.operators import LIBRARY
+from gemmule.frameworks.operators import define, dtype_name
 
 
 def through(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, options: Options) -> Any:
@@ -34,7 +34,7 @@ def _tensor(scale: Any, like: Any) -> Any:
 
 
 def _kernel(a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any = None) -> Any:
-    options = Options(out_dtype=_name(out_dtype))
+    options = Options(out_dtype=dtype_name(out_dtype))
     return general.untraced(scaled.scaled_product, a, b, scale_a, scale_b, None, options)
 
 
@@ -43,25 +43,15 @@ def _fake(a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any = None) 
     shape = scaled.result_shape(a.shape, b.shape)
     for axis, scale in enumerate((scale_a, scale_b)):
         sizes = shape[axis], a.shape[1]
-        scaled.check_scale(tuple(scale.shape), str(_name(scale.dtype)), sizes, axis)
-    of_a, of_b = (str(_name(one.dtype)) for one in (a, b))
-    dtype = scaled.result_dtype(of_a, of_b, _name(out_dtype))
+        scaled.check_scale(tuple(scale.shape), dtype_name(scale.dtype), sizes, axis)
+    of_a, of_b = (dtype_name(one.dtype) for one in (a, b))
+    dtype = scaled.result_dtype(of_a, of_b, dtype_name(out_dtype))
     return a.new_empty(shape, dtype=getattr(torch, dtype))
 
 
-def _name(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _define() -> None:
-    LIBRARY.define(
-        "scaled_matmul(Tensor A, Tensor B, Tensor scale_a, Tensor scale_b, *, "
-        "ScalarType? out_dtype=None) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
-    for key in ("CPU", "CUDA"):
-        LIBRARY.impl("scaled_matmul", _kernel, key)
-    torch.library.register_fake("gemmule::scaled_matmul", _fake, lib=LIBRARY)
-
-
-_define()
+define(
+    "scaled_matmul(Tensor A, Tensor B, Tensor scale_a, Tensor scale_b, *, "
+    "ScalarType? out_dtype=None) -> Tensor",
+    _kernel,
+    _fake,
+)

@@ -34,11 +34,10 @@ from gemmule.core.rung import ACTIVATION_GROUP, Arithmetic, Params
 
 Doubles: TypeAlias = NDArray[np.float64]
 
-SMALLEST = {
-    "float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133,
-    "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16, "tf32": 2.0**-136,
-    "complex64": 2.0**-149, "complex128": 2.0**-1074,
-}  # fmt: skip
+SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "tf32": 2.0**-136}
+SMALLEST |= {"float16": 2.0**-24, "bfloat16": 2.0**-133}
+SMALLEST |= {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
+SMALLEST |= {"complex64": SMALLEST["float32"], "complex128": SMALLEST["float64"]}
 _FLOAT32_U = UNIT_ROUNDOFF["float32"]
 _QUANT_ROUNDINGS = 4
 

@@ -48,14 +48,14 @@ def make_problem(op: str, m: int, n: int, k: int, signature: Signature, **option
     >>> make_problem("matvec", 3, 6, 1, ("float16", "float16", "float16")).alignment
     4
     """
-    return _made(op, m, n, 1 if op == "matvec" else k, *signature, **options)
+    return _made(op, (m, n, 1 if op == "matvec" else k), signature, **options)
 
 
-@functools.lru_cache(
-    maxsize=2**15, typed=True
-)  # rungs of the same signatures meet the same problems
-def _made(op: str, m: int, n: int, k: int, a: str, b: str, out: str, **options: Any) -> Problem:
-    problem = Problem(op, m, n, k, a=a, b=b, out=out, **options)
+# Rungs of the same signatures meet the same problems.
+@functools.lru_cache(maxsize=2**15, typed=True)
+def _made(op: str, sizes: tuple[int, int, int], signature: Signature, **options: Any) -> Problem:
+    a, b, out = signature
+    problem = Problem(op, *sizes, a=a, b=b, out=out, **options)
     alignment = natural_alignment(problem)
     return problem if alignment == problem.alignment else replace(problem, alignment=alignment)
 

@@ -175,9 +175,7 @@ def quantized_values(
     kinds every second matrix is one that `gemmule.quantize` makes (see `weights`). With int8
     activations B holds 127/128 of either sign, which has the codes 127 and -127 in any grouping.
     """
-    spec = problem.quant
-    if spec is None:
-        raise ValueError("the problem has no quantisation; use float_values.")
+    spec = problem.codes
     k = problem.reduction
     top = 2**spec.bits - 1
     if kind != "integers":

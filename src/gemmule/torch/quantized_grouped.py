@@ -13,12 +13,11 @@ import torch
 
 from gemmule.core.grouped import Routing, check_shapes, dtype_of
 from gemmule.frameworks import grouped
-from gemmule.frameworks.operators import register
+from gemmule.frameworks.operators import define, register
 from gemmule.quant import rounding
 from gemmule.quant.stack import QuantizedStack
 from gemmule.torch.parts import StackShape, matrix_of
 
-_LIBRARY = torch.library.Library("gemmule", "FRAGMENT")
 # codes (experts n, ..) of matrices (columns, n).
 _HELD = (
     "Tensor codes, Tensor scales, Tensor? zeros, SymInt experts, SymInt columns, int bits, "
@@ -86,20 +85,8 @@ def _route_fake(a: Any, indices: Any, weights: Any, epilogue: Any, *held: Any) -
     return grouped.routed_fake(a, (_shape(held), a.dtype), routing, None, None)
 
 
-def _define() -> None:
-    tags = (torch.Tag.pt2_compliant_tag,)
-    sorted_rows = "Tensor A, Tensor offsets, bool transposed, ScalarType? out_dtype"
-    for name, operands, kernel, fake in (
-        ("quantized_grouped", sorted_rows, run, _fake),
-        ("quantized_routed", f"Tensor A, {_AROUND}", route, _route_fake),
-    ):
-        _LIBRARY.define(f"{name}({operands}, {_HELD}) -> Tensor", tags=tags)
-        for key in ("CPU", "CUDA"):
-            _LIBRARY.impl(name, kernel, key)
-        torch.library.register_fake(f"gemmule::{name}", fake, lib=_LIBRARY)
-    grouped.register_of_stack(_LIBRARY, "quantized_grouped", run)
-    both = _route_composed, _route_composed
-    register(_LIBRARY, "quantized_routed", route, *both)
-
-
-_define()
+_SORTED = "Tensor A, Tensor offsets, bool transposed, ScalarType? out_dtype"
+define(f"quantized_grouped({_SORTED}, {_HELD}) -> Tensor", run, _fake)
+define(f"quantized_routed(Tensor A, {_AROUND}, {_HELD}) -> Tensor", route, _route_fake)
+grouped.register_of_stack("quantized_grouped", run)
+register("quantized_routed", route, _route_composed, _route_composed)

@@ -14,14 +14,13 @@ from gemmule.core.canonical import DEFAULT
 from gemmule.dispatch.torch import TensorCall
 from gemmule.dispatch.torch_repeats import REPEATS, form, seen
 from gemmule.dispatch.tracked import handled, recorded
-from gemmule.frameworks.operators import alone, register
+from gemmule.frameworks.operators import alone, define, register
 from gemmule.general import compiled, product
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.torch.on_host import HostCalls
 from gemmule.torch.parts import HELD, Shape, matrix_of
 
-_LIBRARY = torch.library.Library("gemmule", "FRAGMENT")
 _SCHEMA = (
     "quantized_linear(Tensor x, Tensor codes, Tensor scales, Tensor? zeros, Tensor? perm, "
     "SymInt rows, SymInt columns, int bits, int? group_size, bool transposed=False, "
@@ -217,8 +216,5 @@ def _plainly(*given: Any) -> torch.Tensor:
 differentiable = alone(_Linear, run)  # of all arguments, where autograd alone has to know
 
 
-_LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("quantized_linear", run, _key)
-torch.library.register_fake("gemmule::quantized_linear", _fake, lib=_LIBRARY)
-register(_LIBRARY, "quantized_linear", run, _differentiable, _plainly)
+define(_SCHEMA, run, _fake)
+register("quantized_linear", run, _differentiable, _plainly)

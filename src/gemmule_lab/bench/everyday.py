@@ -256,10 +256,7 @@ def busy_row(
         for words, share in ((other, 0.5), (LATE.format(other), 0.99)):
             value = float(np.quantile(ours, share) / np.quantile(theirs, share))
             speedups[words] = speedup_of(Ratio(value, value, value, len(theirs), 0.5))
-    times = times_of_us(ours)
-    problem = facts.problem
-    return Row(
-        environment.id, problem, name, "rung", "warm", times,
-        problem.compulsory_bytes / times.median * 1e-3, problem.flops / times.median * 1e-6,
-        speedups=speedups, error_ratio=facts.error_ratio, group=facts.group,
-    )  # fmt: skip
+    times, problem = times_of_us(ours), facts.problem
+    rates = problem.compulsory_bytes / times.median * 1e-3, problem.flops / times.median * 1e-6
+    about = environment.id, problem, name, "rung", "warm", times, *rates
+    return Row(*about, speedups=speedups, error_ratio=facts.error_ratio, group=facts.group)

@@ -9,11 +9,11 @@ of a captured graph's product, cold, and all GPUs begin together.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from gemmule.sharded.agree import together
+from gemmule_lab.bench.grouped import clock
 from gemmule_lab.distributed.ways import ALONE, Operands, Way, all_gather, operands, ways
 from gemmule_lab.records import log
 from gemmule_lab.records.distributed import KIND, DistributedRow
@@ -117,9 +118,8 @@ def prepared(n: int, dtype: torch.dtype, place: torch.device) -> list[Way]:
 
 def timed(found: Sequence[Way], place: torch.device) -> list[tuple[Way, Times]]:
     """Return each way's times, that of the slowest process in each round."""
-    clock = _graph_clock if place.type == "cuda" else _host_clock
     samples: dict[str, list[float]] = {way.name: [] for way in found}
-    clocks = [(way, clock(way)) for way in found]
+    clocks = [(way, _clock(way, place)) for way in found]
     order = np.random.default_rng(0)
     for _ in range(ROUNDS):
         for at in order.permutation(len(clocks)):
@@ -131,41 +131,20 @@ def timed(found: Sequence[Way], place: torch.device) -> list[tuple[Way, Times]]:
     return [(way, times_of_us(samples[way.name])) for way in found]
 
 
-def _host_clock(way: Way) -> Callable[[], float]:
-    calls = CALLS["cpu"]
+def _clock(way: Way, place: torch.device) -> Callable[[], float]:
+    """Return what times calls of a way; on GPUs a captured graph, which an all-reduce begins."""
 
-    def sample() -> float:
-        begin = time.perf_counter()
-        for _ in range(calls):
-            way.run()
-        return (time.perf_counter() - begin) * 1e6 / calls
+    def call(_: int) -> Any:
+        return way.run()
 
-    return sample
-
-
-def _graph_clock(way: Way) -> Callable[[], float]:
-    """Return what times a captured graph of the way; a small all-reduce lets the GPUs begin it."""
-    calls, together_now = CALLS["cuda"], torch.zeros(1, device="cuda")
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            way.run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            way.run()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def sample() -> float:
-        dist.all_reduce(together_now)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3 / calls
-
-    return sample
+    if place.type == "cpu":
+        return clock(call, None, CALLS["cpu"])
+    together_now = torch.zeros(1, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for turn in range(3):
+            call(turn)
+    begun = functools.partial(dist.all_reduce, together_now)
+    return clock(call, torch.cuda.current_device(), CALLS["cuda"], begun)
 
 
 def _gpu(place: torch.device) -> str:

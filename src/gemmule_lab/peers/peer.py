@@ -184,9 +184,7 @@ def check_operands(problem: Problem, seed: int, *, exact: bool) -> tuple[Any, np
 
 def _quantized(problem: Problem, rng: np.random.Generator) -> QuantizedMatrix:
     """Return random codes with scales that are powers of two and integer zero points."""
-    spec = problem.quant
-    if spec is None:
-        raise ValueError("the problem is not quantised.")
+    spec = problem.codes
     from gemmule.quant.layouts import pack_nibbles
 
     rows, columns = problem.m, problem.reduction

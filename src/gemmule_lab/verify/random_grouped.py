@@ -166,7 +166,7 @@ def _run_around(trial: Trial, around: Around, inputs: Inputs) -> oracle.Verdict:
     )
     named = trial.rung is not None
     made = Options(out_dtype=problem.out, rung=trial.rung, literal=named)
-    about = routed(of_a, of_w, of_indices, of_weights, of_ends, epilogue, made)
+    about = routed(of_a, of_w, (of_indices, of_weights, of_ends), epilogue, made)
     device = unwrap(given[0], "A").device
     plan = plan_within(about, of_a, of_w, of_ends, device, made)
     within = replace(problem, m=about.slots, out=about.sums)

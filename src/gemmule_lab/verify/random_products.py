@@ -43,9 +43,7 @@ from gemmule.oracle.truth import reference
 from gemmule_lab.verify import on_device
 from gemmule_lab.verify.check import Rounding
 
-__all__ = [
-    "Case", "Choice", "Outcome", "Problem", "QuantSpec", "Trial", "draw", "run", "snippet",
-]  # fmt: skip
+__all__ = ["Case", "Choice", "Outcome", "Problem", "QuantSpec", "Trial", "draw", "run", "snippet"]
 
 Array: TypeAlias = NDArray[Any]
 

@@ -9,19 +9,17 @@ neighbouring lines. At most eight count, of powers below 256^8. A last kernel ad
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, launch_args, nvrtc
+from gemmule.backends.cuda.composed import Composed
 from gemmule.backends.cuda.launch import CudaBackend, Launcher
-from gemmule.backends.cuda.starter import Start, loaded
+from gemmule.backends.cuda.starter import Start, built
 from gemmule.backends.cuda.starter import starter as starter_of
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
-from gemmule.core.operand import Operand, View
+from gemmule.core.operand import View
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import CudaRung, Params, Step
 
@@ -138,48 +136,23 @@ def told(problem: Problem, call: Call, rung: CudaRung, digest: str) -> Told:
     return Told(steps(problem), texts, powers(problem), rung.name, digest)
 
 
-class BySlices:
-    """A prepared product: ``run(A, B, out, alpha, beta)`` on operands of the prepared forms."""
+class BySlices(Composed):
+    """A product of wide integers; its start is told of alpha and beta modulo 2^64."""
 
     def __init__(self, problem: Problem, call: Call, rung: CudaRung, params: Params) -> None:
+        super().__init__(problem, call)
         self.problem, self.call, self.rung, self.params = problem, call, rung, params
-        views, dtypes = (call.a, call.b, call.out), (problem.a, problem.b, problem.out)
-        self.offsets = launch_args.offsets(call.outer, views, dtypes)
-        self._on: dict[int, Any] = {}
 
-    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
-        """Start the product on operands of the prepared forms: out = alpha A b + beta out."""
-        ordinal = int(out.device[5:])
-        stream = device_arrays.current_stream(out, ordinal)
-        work, owner = device_arrays.workspace(out, self.workspace_bytes(ordinal))
-        scale = int(alpha.real) % _MODULUS, int(beta.real) % _MODULUS
-        start = self.starter(ordinal)
-        with driver.on_device(ordinal):
-            for left, right, result in self.offsets:
-                to = out.pointer + result
-                start(stream, a.pointer + left, b.pointer + right, to, work, scale)
-        del owner  # its allocator reuses the memory in stream order
-
-    @property
-    def is_one_call(self) -> bool:
-        """Whether one start is the whole product."""
-        return len(self.offsets) == 1
+    def scale(self, alpha: complex, beta: complex) -> tuple[tuple[int, int]]:
+        """Return alpha and beta modulo 2^64."""
+        return ((int(alpha.real) % _MODULUS, int(beta.real) % _MODULUS),)
 
     def workspace_bytes(self, ordinal: int) -> int:
         """Return the bytes a start needs."""
         return places(self.problem)[2]
 
-    def starter(self, ordinal: int) -> Callable[..., None]:
-        """Return ``start(stream, a, b, result, work)``, everything loaded; `scale` by default 1, 0.
-
-        scale: alpha and beta modulo 2^64.
-        """
-        found = self._on.get(ordinal)
-        if found is None:
-            found = self._on[ordinal] = self._starter(ordinal)
-        return found
-
-    def _starter(self, ordinal: int) -> Callable[..., None]:
+    def load(self, ordinal: int) -> Start:
+        """Return `starter`'s function, everything loaded on a device."""
         problem, (of_a, of_b, add) = self.problem, self._around(ordinal)
         at_b, at_sums, _ = places(problem)
         multiply = list(self._products(ordinal))
@@ -197,12 +170,9 @@ class BySlices:
 
     def _around(self, ordinal: int) -> Iterator[Start]:
         """Yield what starts the kernels before the products, and the one behind."""
-        arch = driver.device_info(ordinal).arch
         structs = packed(self.problem, self.call)
         for step, arguments, end in zip(steps(self.problem), structs, ("", "", "2Q"), strict=True):
-            module = nvrtc.compile_file(SOURCE, (step.kernel,), arch)
-            kernels = loaded(module, (step,), arguments, ordinal)
-            yield starter_of(kernels, "QQ0s0s", end)
+            yield starter_of(built(SOURCE, step, arguments, ordinal), "QQ0s0s", end)
 
     def _products(self, ordinal: int) -> Iterator[tuple[Start, int, int, int]]:
         """Yield what starts each power's product, and where its operands and its sums lie."""

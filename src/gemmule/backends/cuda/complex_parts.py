@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, launch_args, nvrtc
+from gemmule.backends.cuda import driver
+from gemmule.backends.cuda.composed import Composed
 from gemmule.backends.cuda.launch import CudaBackend, Launcher
 from gemmule.backends.cuda.library import rescale
-from gemmule.backends.cuda.starter import Start, loaded
+from gemmule.backends.cuda.starter import Start, built
 from gemmule.backends.cuda.starter import starter as starter_of
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
@@ -144,14 +145,13 @@ def _copies(made: Parts) -> list[tuple[Side, bool]]:
     return [(made.right, True), *([(made.left, False)] if made.copied else [])]
 
 
-class ByParts:
-    """A prepared product: ``run(A, B, out, alpha, beta)`` on operands of the prepared forms."""
+class ByParts(Composed):
+    """A product of complex numbers; a pass behind it applies alpha and beta."""
 
     def __init__(self, problem: Problem, call: Call, rung: CudaRung, params: Params) -> None:
+        super().__init__(problem, call)
         self.parts, self.rung, self.params = parts(problem, call), rung, params
-        views, dtypes = (call.a, call.b, call.out), (problem.a, problem.b, problem.out)
-        self.offsets = launch_args.offsets(call.outer, views, dtypes)
-        self._on: dict[int, tuple[Launcher, Start]] = {}
+        self._launchers: dict[int, Launcher] = {}
 
     def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
         """Start the product on operands of the prepared forms: out = alpha A b + beta out."""
@@ -171,35 +171,26 @@ class ByParts:
             rescale.rescale(out, work + own, (alpha, beta), stream)
         del owner  # its allocator reuses the memory in stream order
 
-    @property
-    def is_one_call(self) -> bool:
-        """Whether one start is the whole product."""
-        return len(self.offsets) == 1
-
     def workspace_bytes(self, ordinal: int) -> int:
         """Return the bytes a start needs: what is laid out, and behind it the kernel's own."""
         laid_out = sum(side.nbytes(turned=turned) for side, turned in _copies(self.parts))
-        return laid_out + -(-self._ready(ordinal)[0].workspace // PLACE) * PLACE
+        return laid_out + -(-self._launcher(ordinal).workspace // PLACE) * PLACE
 
-    def starter(self, ordinal: int) -> Start:
-        """Return ``start(stream, a, b, result, work)``, everything loaded."""
-        return self._ready(ordinal)[1]
-
-    def _ready(self, ordinal: int) -> tuple[Launcher, Start]:
-        found = self._on.get(ordinal)
+    def _launcher(self, ordinal: int) -> Launcher:
+        found = self._launchers.get(ordinal)
         if found is None:
             machine = CudaBackend().machine(f"cuda:{ordinal}")
             made, multiply = self.parts, self.rung
             choice = Choice(made.call, made.problem, multiply, self.params, machine, "its parts")
-            launcher = Launcher(choice)
-            found = self._on[ordinal] = launcher, self._starter(ordinal, launcher)
+            found = self._launchers[ordinal] = Launcher(choice)
         return found
 
-    def _starter(self, ordinal: int, launcher: Launcher) -> Start:
+    def load(self, ordinal: int) -> Start:
+        """Return `starter`'s function, everything loaded on a device."""
         made = self.parts
         lay_out = _laying_out(made.right, ordinal, turned=True)
         copy = _laying_out(made.left, ordinal, turned=False) if made.copied else None
-        multiply = launcher.starter(ordinal)
+        multiply = self._launcher(ordinal).starter(ordinal)
         behind = made.right.nbytes(turned=True)
         after = behind + (made.left.nbytes(turned=False) if made.copied else 0)
         exchanged = made.exchanged
@@ -217,8 +208,6 @@ class ByParts:
 
 def _laying_out(side: Side, ordinal: int, *, turned: bool) -> Callable[[int, int, int], None]:
     """Return ``start(stream, from, to)`` of a factor that is laid out in rows."""
-    step, packed = side.step(turned=turned), side.packed()
-    arch = driver.device_info(ordinal).arch
-    module = nvrtc.compile_file(SOURCE, (step.kernel,), arch)
-    start = starter_of(loaded(module, (step,), packed, ordinal), "QQ0s0s")
+    kernel = built(SOURCE, side.step(turned=turned), side.packed(), ordinal)
+    start = starter_of(kernel, "QQ0s0s")
     return lambda stream, source, target: start(stream, source, target, b"", b"")

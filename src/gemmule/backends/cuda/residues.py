@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, launch_args, nvrtc, tensor_maps
+from gemmule.backends.cuda import launch_args, tensor_maps
+from gemmule.backends.cuda.composed import Composed
 from gemmule.backends.cuda.launch import CudaBackend, Launcher
-from gemmule.backends.cuda.starter import Start, loaded
+from gemmule.backends.cuda.starter import Start, built
 from gemmule.backends.cuda.starter import starter as starter_of
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
-from gemmule.core.operand import Operand, View
+from gemmule.core.operand import View
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Params, Step
 
@@ -328,10 +327,9 @@ def _judged(p: Plan, rows: range, columns: range, live: tuple[int, int]) -> Laun
 def _multiplied(p: Plan, rows: range, columns: range, live: int, units: int) -> Launch:
     at, line, count = p.places(), p.line, p.moduli
     planes = p.rows * line, p.columns * line, p.rows * p.lead
-    packed = launch_args.GEMM.pack(
-        0, 0, 0, 0, len(rows), p.lead, p.k, count,
-        line, 1, planes[0], 1, line, planes[1], p.lead, 1, planes[2], 1, 0,
-    )  # fmt: skip
+    sizes = len(rows), p.lead, p.k, count
+    steps = line, 1, planes[0], 1, line, planes[1], p.lead, 1, planes[2]
+    packed = launch_args.GEMM.pack(0, 0, 0, 0, *sizes, *steps, 1, 0)
     shapes = (
         tensor_maps.Shape(0, 1, (line, len(rows), count), (line, planes[0]), (128, HEIGHT, 1)),
         tensor_maps.Shape(1, 1, (line, len(columns), count), (line, planes[1]), (128, WIDTH, 1)),
@@ -350,24 +348,10 @@ def _combined(p: Plan, rows: range, columns: range) -> Launch:
     every = [piece for one in weights for piece in one]
     every += [0.0] * (3 * len(MODULI) - len(every))
     total = float(math.prod(MODULI[: p.moduli]))
-    packed = _COMBINE.pack(
-        0,
-        0,
-        0,
-        0,
-        len(rows),
-        len(columns),
-        p.lead,
-        p.rows * p.lead,
-        *p.c,
-        _flag(p, rows, columns) - at["c"],
-        p.across,
-        *whole,
-        1 / total,
-        *every,
-        1,
-        0,
-    )
+    sizes = len(rows), len(columns), p.lead, p.rows * p.lead
+    flags = _flag(p, rows, columns) - at["c"], p.across
+    numbers = *whole, 1 / total, *every
+    packed = _COMBINE.pack(0, 0, 0, 0, *sizes, *p.c, *flags, *numbers, 1, 0)
     element = rows.start * p.c[0] + columns.start * p.c[1]
     places = (*_lines(p, rows, columns), ("C", 8 * element), ("work", at["c"]))
     blocks = -(-len(rows) // 32) * -(-len(columns) // 128)
@@ -390,8 +374,8 @@ def told(problem: Problem, call: Call, params: Params, rung: CudaRung, digest: s
     return Told(every, rung.name, digest)
 
 
-class ByResidues:
-    """A prepared product: ``run(A, B, out, alpha, beta)`` on operands of the prepared forms."""
+class ByResidues(Composed):
+    """A product of doubles; its start is told of alpha and beta."""
 
     def __init__(
         self,
@@ -401,46 +385,21 @@ class ByResidues:
         params: Params,
         most: int = ROWS,
     ) -> None:
-        self.problem, self.call, self.rung = problem, call, rung
+        super().__init__(problem, call)
+        self.call, self.rung = call, rung
         self.plan = replace(plan(problem, call, params["moduli"]), most=most)
-        views, dtypes = (call.a, call.b, call.out), (problem.a, problem.b, problem.out)
-        self.offsets = launch_args.offsets(call.outer, views, dtypes)
         self.turned = problem.layout_out == "col"
-        self._on: dict[int, Any] = {}
 
-    def __call__(self, a: Operand, b: Operand, out: Operand, alpha: complex, beta: complex) -> None:
-        """Start the product on operands of the prepared forms: out = alpha A b + beta out."""
-        ordinal = int(out.device[5:])
-        stream = device_arrays.current_stream(out, ordinal)
-        work, owner = device_arrays.workspace(out, self.workspace_bytes(ordinal))
-        scale = alpha.real, beta.real
-        start = self.starter(ordinal)
-        with driver.on_device(ordinal):
-            for left, right, result in self.offsets:
-                to = out.pointer + result
-                start(stream, a.pointer + left, b.pointer + right, to, work, scale)
-        del owner  # its allocator reuses the memory in stream order
-
-    @property
-    def is_one_call(self) -> bool:
-        """Whether one start is the whole product."""
-        return len(self.offsets) == 1
+    def scale(self, alpha: complex, beta: complex) -> tuple[tuple[float, float]]:
+        """Return alpha and beta."""
+        return ((alpha.real, beta.real),)
 
     def workspace_bytes(self, ordinal: int) -> int:
         """Return the bytes a start needs."""
         return self.plan.places()["end"]
 
-    def starter(self, ordinal: int) -> Callable[..., None]:
-        """Return ``start(stream, a, b, result, work)``, everything loaded; `scale` by default 1, 0.
-
-        scale: alpha and beta.
-        """
-        found = self._on.get(ordinal)
-        if found is None:
-            found = self._on[ordinal] = self._starter(ordinal)
-        return found
-
-    def _starter(self, ordinal: int) -> Callable[..., None]:
+    def load(self, ordinal: int) -> Start:
+        """Return `starter`'s function, everything loaded on a device."""
         units = CudaBackend().machine(f"cuda:{ordinal}").units
         every = [self._loaded(one, ordinal) for one in launches(self.plan, units)]
         turned = self.turned
@@ -462,10 +421,8 @@ class ByResidues:
     ) -> tuple[Start, tuple[tuple[str, int], ...], bool]:
         if isinstance(one, Sampled):
             return self._sampled(one, ordinal)
-        arch = driver.device_info(ordinal).arch
-        module = nvrtc.compile_file(SOURCE, (one.step.kernel,), arch)
         maps = tensor_maps.Maps(one.maps) if one.maps else None
-        kernels = loaded(module, (one.step,), one.packed, ordinal, maps)
+        kernels = built(SOURCE, one.step, one.packed, ordinal, maps)
         return starter_of(kernels, "4Q", one.ends_with), one.at, bool(one.ends_with)
 
     def _sampled(

@@ -190,14 +190,21 @@ def whole_starter(kernels: Kernels) -> Callable[[int, bytes], None]:
     return lambda stream, packed: start(stream, b"", b"", b"", b"", (packed,))
 
 
+def built(
+    source: Path, step: Step, packed: bytes, ordinal: int, maps: Maps | None = None
+) -> Kernels:
+    """Return the kernel of `source` that a step names, compiled for a device and loaded there."""
+    module = nvrtc.compile_file(source, (step.kernel,), driver.device_info(ordinal).arch)
+    return loaded(module, (step,), packed, ordinal, maps)
+
+
 def run(source: Path, step: Step, packed: bytes, ordinal: int, stream: int) -> None:
     """Start the kernel of `source` that a step names, with this struct; nothing waits for it.
 
     Raises DeviceError and CompileError as a launch does.
     """
-    module = nvrtc.compile_file(source, (step.kernel,), driver.device_info(ordinal).arch)
     with driver.on_device(ordinal):
-        whole_starter(loaded(module, (step,), packed, ordinal))(stream, packed)
+        whole_starter(built(source, step, packed, ordinal))(stream, packed)
 
 
 def kernels(rung: CudaRung, steps: tuple[Step, ...], arch: str) -> nvrtc.Module:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmule.backends.cuda import arrays as device_arrays
-from gemmule.backends.cuda import driver, nvrtc, starter
+from gemmule.backends.cuda import starter
 from gemmule.backends.cuda.launch_args import addresses_of
 from gemmule.backends.cuda.library.cublas import Gemm
 from gemmule.backends.cuda.library.run import LibraryRun
 from gemmule.core.canonical import Call
 from gemmule.core.operand import Operand, View
-from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
+from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule.core.rung import Step
 from gemmule.quant.cuda import dequantise
 from gemmule.quant.cuda.dequantise import Piece
@@ -62,7 +62,7 @@ def workspace(problem: Problem) -> int:
 
 def products(problem: Problem, call: Call) -> Iterator[tuple[int, Piece, Problem, Call]]:
     """Yield each piece: its first row of the product, the piece, and its product of floats."""
-    spec = _quant(problem)
+    spec = problem.codes
     every, none = rows_at_a_time(problem), (0,) * len(call.outer)
     for first in range(0, problem.m, every):
         rows = min(every, problem.m - first)
@@ -97,18 +97,12 @@ def told(problem: Problem, call: Call, gemm: Callable[[Problem, Call], Gemm]) ->
     return Told(tuple(found))
 
 
-def _quant(problem: Problem) -> QuantSpec:
-    if problem.quant is None:
-        raise TypeError(f"{problem.describe()} is not quantised.")
-    return problem.quant
-
-
 def _source(problem: Problem) -> Path:
-    return dequantise.source_of(_quant(problem))
+    return dequantise.source_of(problem.codes)
 
 
 def _launch(problem: Problem, piece: Piece) -> tuple[Step, bytes]:
-    spec = _quant(problem)
+    spec = problem.codes
     m, n = (problem.k, problem.m) if spec.transposed else (problem.m, problem.k)
     packed = dequantise.arguments(spec, m, n, piece)
     return dequantise.step(spec, problem.b, piece), packed
@@ -155,11 +149,8 @@ class ByLibrary:
         """Return ``start(stream, matrix, x, result, work)``; matrix: its packed addresses."""
         begin = []
         for offset, step, packed, _, run in self.parts:
-            module = nvrtc.compile_file(
-                self.source, (step.kernel,), driver.device_info(ordinal).arch
-            )
-            kernels = starter.loaded(module, (step,), packed, ordinal)
-            launch = starter.starter(kernels, "32sQ0s0s")
+            kernel = starter.built(self.source, step, packed, ordinal)
+            launch = starter.starter(kernel, "32sQ0s0s")
             multiply = run.prepared(ordinal).starter(1.0, 0.0)
             begin.append((launch, multiply, run.exchanged, offset))
         behind = self.memory

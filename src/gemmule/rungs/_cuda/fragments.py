@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gemmule.core.problem import FLOAT4_DTYPE, ITEMSIZE, Problem, QuantSpec
+from gemmule.core.problem import FLOAT4_DTYPE, ITEMSIZE, Problem
 from gemmule.core.rung import Arithmetic, Constraint, Params, Signature
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div
 
@@ -57,19 +57,12 @@ def bits(problem: Problem) -> int:
 
 def form(problem: Problem) -> str:
     """Return what codes are: ``int4``, ``int8``, or a format of 4-bit floats."""
-    return quant(problem).format
+    return problem.codes.format
 
 
 def tile_columns(problem: Problem) -> int:
     """Return the columns of a tile."""
     return 256 // bits(problem)
-
-
-def quant(problem: Problem) -> QuantSpec:
-    """Return the quantisation of a quantised problem."""
-    if problem.quant is None:
-        raise TypeError(f"{problem.describe()} is not quantised.")
-    return problem.quant
 
 
 def in_fragments(problem: Problem, transposed: bool) -> bool:
@@ -85,14 +78,14 @@ def in_fragments(problem: Problem, transposed: bool) -> bool:
 
 def is_grouped(problem: Problem) -> bool:
     """Tell whether rows have several scales."""
-    return quant(problem).group_size not in (None, -1)
+    return problem.codes.group_size not in (None, -1)
 
 
 def split(problem: Problem) -> int:
     """Return into how many units the columns of a tile are cut so that each lies in one group."""
     if not is_grouped(problem):
         return 1
-    group, columns = quant(problem).group_size or 1, tile_columns(problem)
+    group, columns = problem.codes.group_size or 1, tile_columns(problem)
     return next(s for s in (1, 2, 4) if group % (columns // s) == 0)
 
 
@@ -100,13 +93,13 @@ def shift(problem: Problem) -> int:
     """Return how many times two units make a group: 31 for all of a row, -1 for no power of two."""
     if not is_grouped(problem):
         return 31
-    units = (quant(problem).group_size or 1) // (tile_columns(problem) // split(problem))
+    units = (problem.codes.group_size or 1) // (tile_columns(problem) // split(problem))
     return units.bit_length() - 1 if units & (units - 1) == 0 else -1
 
 
 def template(problem: Problem) -> str:
     """Return the template arguments that every rung of these begins with."""
-    spec = quant(problem)
+    spec = problem.codes
     types = f"{CTYPE[problem.b]}, {CTYPE[problem.out]}, {CTYPE[spec.scale_dtype]}"
     zeros = str(spec.has_zeros).lower()
     return f"{types}, {spec.bits}, {zeros}, {split(problem)}, {shift(problem)}"

@@ -32,6 +32,19 @@ ALIGNED = Constraint(
         and (problem.n % 8 == 0 or problem.layout_b == "col")
     ),
 )
+ALIGNED_CODES = Constraint(
+    "bases and leading strides are multiples of 16 bytes, and k of 32",
+    lambda problem, params: problem.alignment == 16 and problem.k % 32 == 0,
+)
+MOST_EXPERTS = 4096  # whose list fits beside the sums
+LISTED = Constraint(
+    f"at most {MOST_EXPERTS} experts, and less than 2^31 pieces of work",
+    lambda problem, params: (
+        problem.batch <= MOST_EXPERTS
+        and most_pieces(problem, 8) * ceil_div(problem.n, 32) < 2**31
+        and max(problem.m, problem.n, problem.k) < 2**31 - 2**16
+    ),
+)
 
 
 def bits(problem: Problem) -> int:
@@ -41,9 +54,7 @@ def bits(problem: Problem) -> int:
 
 def scales(problem: Problem) -> str:
     """Return the C++ type that tells of the scales, and of codes that are floats."""
-    if problem.quant is None:
-        raise TypeError(f"{problem.describe()} has no codes.")
-    name = CTYPE[problem.quant.scale_dtype]
+    name = CTYPE[problem.codes.scale_dtype]
     return f"OfFloat8<{name}>" if problem.b == FLOAT8_CODES else name
 
 

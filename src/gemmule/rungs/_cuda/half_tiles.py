@@ -34,6 +34,14 @@ COUNTED = Constraint(
     ),
 )
 
+TENSOR_SUMS = Constraint(
+    "no precision='ieee', which means plain multiply-adds",
+    lambda problem, params: problem.precision != "ieee",
+)
+ROWS_TOGETHER = Constraint(
+    "no promise of equal bits for a row alone",
+    lambda problem, params: not problem.batch_invariant,
+)
 UNIT_STRIDE = Constraint(
     "C has a unit stride", lambda problem, params: problem.layout_out in ("row", "col")
 )

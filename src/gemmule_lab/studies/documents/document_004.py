@@ -40,9 +40,13 @@ CPU_SHAPES = ((128, 128), (1024, 64), (1024, 1024), (4096, 512), (4096, 4096))
 HEIGHT_SHAPES = ((1024, 1024), (64, 8192), (4096, 4096), (1024, 16384), (16384, 16384))
 
 
+def _turns(algorithm: str) -> bool:
+    return algorithm != "block_multiply"
+
+
 def _lane(algorithm: str, width: int) -> Lane:
-    flip = algorithm != "block_multiply"
-    return Lane(f"{algorithm} {width}", algorithm, preset=f"seed_width_{width}", flip=flip)
+    name, preset = f"{algorithm} {width}", f"seed_width_{width}"
+    return Lane(name, algorithm, preset=preset, flip=_turns(algorithm))
 
 
 NAIVE_LANES = (
@@ -74,11 +78,10 @@ FIVE_LANES = tuple(
     for lane in (*NAIVE_LANES, *(_lane(a, ITS_WIDTH) for a in ALGORITHMS))
 )
 HEIGHT_LANES = tuple(
-    replace(_lane(name, ITS_WIDTH), name=f"{name} {height} x {width}", preset="",
-            params={"height": height, "width": width})
+    Lane(f"{name} {height} x {width}", name, {"height": height, "width": width}, flip=_turns(name))
     for name, height, width in itertools.product(ALGORITHMS, HEIGHTS, WIDTHS)
     if width <= height
-)  # fmt: skip
+)
 
 
 def _cell(experiment: str, m: int, n: int, lanes: tuple[Lane, ...], kept: str = "warm") -> Cell:
@@ -309,14 +312,12 @@ def _two_means(us: list[float]) -> tuple[str, str]:
     return (f"{np.mean(us):.2f}", f"{geomean(us):.2f}") if us else ("", "")
 
 
+_TURNED = f"block_multiply_transposed {ITS_WIDTH}", f"transpose_then {ITS_WIDTH}", TRANSPOSE_NAME
+_OTHERS = "gemmule's choice transposed", "torch transposed"
 _ACROSS = {
     "A x": ("naive", f"block_multiply {ITS_WIDTH}", "gemmule's choice", "torch"),
-    "A^T x": (
-        "naive transposed", f"block_multiply_transposed {ITS_WIDTH}",
-        f"transpose_then {ITS_WIDTH}", TRANSPOSE_NAME, "gemmule's choice transposed",
-        "torch transposed",
-    ),
-}  # fmt: skip
+    "A^T x": ("naive transposed", *_TURNED, *_OTHERS),
+}
 _PRINTED = [
     Line(f"{name}, printed", [(w, 1e3 * ms) for w, ms in zip(WIDTHS, table, strict=True)])
     for name, table in PRINTED["width_ms"].items()
@@ -350,10 +351,9 @@ CHARTS = (
           FIVE, DTYPE, "mean us over all shapes: the middle one of 5 random matrices and "
           "their range", **_US),
 )  # fmt: skip
-STUDY = Study(
-    "004", steps, CLAIMS.all(),
-    (("algorithm and width", "printed mean us", "our mean us, warm", "geometric", "median",
-      "mean us of the shapes on the right, warm", "geometric, warm", "mean us, cold",
-      "geometric, cold"), comparison),
-    CHARTS,
-)  # fmt: skip
+HEADER = (
+    *("algorithm and width", "printed mean us", "our mean us, warm", "geometric", "median"),
+    *("mean us of the shapes on the right, warm", "geometric, warm"),
+    *("mean us, cold", "geometric, cold"),
+)
+STUDY = Study("004", steps, CLAIMS.all(), (HEADER, comparison), CHARTS)

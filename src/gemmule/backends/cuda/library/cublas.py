@@ -234,10 +234,9 @@ class Prepared:
     def _choose(self, preference: int, rank: int) -> HeuristicResult:
         found = (HeuristicResult * MOST_ALGORITHMS)()
         count = ctypes.c_int()
-        status = library().cublasLtMatmulAlgoGetHeuristic(
-            self._handle, self._product, *self._layouts, preference,
-            rank + 1, ctypes.byref(found), ctypes.byref(count),
-        )  # fmt: skip
+        asked = self._handle, self._product, *self._layouts, preference, rank + 1
+        told = ctypes.byref(found), ctypes.byref(count)
+        status = library().cublasLtMatmulAlgoGetHeuristic(*asked, *told)
         if status not in (0, NOT_SUPPORTED):
             check(status, f"asking how to multiply {self._words}")
         good = [one for one in found[: count.value] if one.state == 0]

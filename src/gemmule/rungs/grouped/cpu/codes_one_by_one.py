@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
-from gemmule.core.rung import Params
+from gemmule.core.problem import FLOAT8_CODES, Problem
+from gemmule.core.rung import Params, beside_codes
 from gemmule.rungs.grouped.cpu import one_by_one
 
 
@@ -38,12 +38,7 @@ RUNG = replace(
     one_by_one.RUNG,
     title="Codes one by one",
     idea="Each expert's rows meet its codes in a product of their own.",
-    signatures=tuple(
-        (t, codes, out)
-        for codes in ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
-        for t in ("float32", "float16", "bfloat16")
-        for out in ((t,) if t == "float32" else (t, "float32"))
-    ),
+    signatures=beside_codes("float32", "float16", "bfloat16"),
     after="one_by_one",
     branch="matrices of codes",
     quantized=True,

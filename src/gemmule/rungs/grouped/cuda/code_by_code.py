@@ -8,8 +8,8 @@ takes what the rungs for many tokens do not: float32 beside codes, groups that a
 
 from __future__ import annotations
 
-from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
-from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step
+from gemmule.core.problem import Problem
+from gemmule.core.rung import Arithmetic, CudaRung, Machine, Params, Step, beside_codes
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance
 from gemmule.rungs._cuda.grouped import COUNTED, by_element, no_zeros, scales
 from gemmule.rungs._cuda.tiles import EVERY_LAYOUT
@@ -18,10 +18,7 @@ HEIGHT, WIDTH = 8, 32
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    spec = problem.quant
-    if spec is None:
-        raise TypeError("code_by_code multiplies codes; the matrices are dense.")
-    types = CTYPE[problem.a], CTYPE[problem.out], scales(problem), spec.bits
+    types = CTYPE[problem.a], CTYPE[problem.out], scales(problem), problem.codes.bits
     blocks = ceil_div(problem.m, HEIGHT) * ceil_div(problem.n, WIDTH)
     return (flat(instance("code_by_code", *types), blocks, HEIGHT * WIDTH),)
 
@@ -37,12 +34,7 @@ RUNG = CudaRung(
     title="Code by code",
     idea="One thread computes one element of C of any codes, after it looked up its row's expert.",
     source="textbook; binary search",
-    signatures=tuple(
-        (t, codes, out)
-        for codes in ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
-        for t in ("float32", "float16", "bfloat16")
-        for out in ((t,) if t == "float32" else (t, "float32"))
-    ),
+    signatures=beside_codes("float32", "float16", "bfloat16"),
     # The sum of a group, then of groups; a difference and a scaling are what codes are allowed.
     arithmetic=lambda problem: Arithmetic(
         "float32", chain=lambda p, params: 2 * p.k, product="float32"

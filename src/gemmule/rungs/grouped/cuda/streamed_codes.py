@@ -15,13 +15,21 @@ from dataclasses import replace
 from gemmule.core.architectures import SINCE_AMPERE
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
-from gemmule.core.rung import Arithmetic, ByIndex, Constraint, CudaRung, Machine, Params, Step
+from gemmule.core.rung import (
+    Arithmetic,
+    ByIndex,
+    Constraint,
+    CudaRung,
+    Machine,
+    Params,
+    Step,
+    beside_codes,
+)
 from gemmule.rungs._cuda import grouped
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 
 WARPS, ROWS, LINE, PITCH = 8, 32, 128, 4
 STAGES_BYTES = WARPS * 2 * ROWS * LINE  # two of each warp
-MOST_EXPERTS = 4096
 
 
 _KINDS = {FLOAT4_DTYPE: "floats", FLOAT8_CODES: "float8"}  # of coefficients
@@ -33,9 +41,7 @@ def _depth(problem: Problem) -> int:
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    spec, wide, tokens = problem.quant, params["wide"], params["tokens"]
-    if spec is None:
-        raise TypeError("streamed_codes multiplies codes; the matrices are dense.")
+    spec, wide, tokens = problem.codes, params["wide"], params["tokens"]
     types = (CTYPE[problem.a], CTYPE[problem.out], grouped.scales(problem))
     about = spec.bits, spec.has_zeros, tokens // 8, wide
     sums = (WARPS // wide) * tokens * (ROWS * wide + PITCH)
@@ -84,12 +90,7 @@ RUNG = CudaRung(
     archs=SINCE_AMPERE,
     spills=True,  # some tens of bytes beside 16 tokens
     source="Marlin (Frantar et al., 2024), for groups of experts",
-    signatures=tuple(
-        (t, codes, out)
-        for codes in ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
-        for t in ("bfloat16", "float16")
-        for out in (t, "float32")
-    ),
+    signatures=beside_codes("bfloat16", "float16"),
     arithmetic=lambda problem: Arithmetic("float32", chain=_chain, per_add=2.0),
     after="code_by_code",
     quantized=True,
@@ -98,18 +99,11 @@ RUNG = CudaRung(
     layouts_b=("row",),
     params={"tokens": (8, 16), "wide": (2, 1)},
     constraints=(
+        grouped.ALIGNED_CODES,
+        grouped.LISTED,
         Constraint(
-            "bases and leading strides are multiples of 16 bytes, and k of 32",
-            lambda problem, params: problem.alignment == 16 and problem.k % 32 == 0,
-        ),
-        Constraint(
-            f"at most {MOST_EXPERTS} experts, and less than 2^31 pieces of work",
-            lambda problem, params: (
-                problem.batch <= MOST_EXPERTS
-                and grouped.most_pieces(problem, 8) * ceil_div(problem.n, 32) < 2**31
-                and max(problem.m, problem.n, problem.k) < 2**31 - 2**16
-                and problem.batch * problem.n * (problem.k // 32) < 2**31
-            ),
+            "less than 2^31 groups of 32 codes",
+            lambda problem, params: problem.batch * problem.n * (problem.k // 32) < 2**31,
         ),
     ),
     steps=_steps,

@@ -23,7 +23,6 @@ from gemmule.rungs._cuda.geometry import ceil_div, flat, instance, modelled, typ
 from gemmule.rungs._cuda.terms import beside
 
 WARPS, FEWEST = 8, 8
-MOST_EXPERTS = 4096  # whose list fits beside the sums
 
 
 def _shape(problem: Problem, params: Params) -> tuple[int, int]:
@@ -97,14 +96,7 @@ RUNG = CudaRung(
     params={"tokens": (FEWEST, 16, 32), "wide": (1, 2, 4)},
     constraints=(
         grouped.ALIGNED,
-        Constraint(
-            f"at most {MOST_EXPERTS} experts, and less than 2^31 pieces of work",
-            lambda problem, params: (
-                problem.batch <= MOST_EXPERTS
-                and grouped.most_pieces(problem, 8) * ceil_div(problem.n, 32) < 2**31
-                and max(problem.m, problem.n, problem.k) < 2**31 - 2**16
-            ),
-        ),
+        grouped.LISTED,
         Constraint(
             "32 tokens have room beside each other where one or two warps share a sum",
             lambda problem, params: params["tokens"] <= 16 or params["wide"] > 1,

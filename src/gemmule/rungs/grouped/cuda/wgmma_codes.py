@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 from gemmule.core.device_model import Terms
 from gemmule.core.packing import TensorMap
-from gemmule.core.problem import FLOAT4_DTYPE, FLOAT8_CODES, Problem
-from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step
+from gemmule.core.problem import FLOAT4_DTYPE, Problem
+from gemmule.core.rung import Arithmetic, Constraint, CudaRung, Machine, Params, Step, beside_codes
 from gemmule.rungs._cuda import grouped, half_tiles
 from gemmule.rungs._cuda.geometry import CTYPE, ceil_div, flat, instance, modelled
 
@@ -39,9 +39,7 @@ def _stages(width: int) -> int:
 
 
 def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-    spec, width = problem.quant, params["tokens"]
-    if spec is None:
-        raise TypeError("wgmma_codes multiplies codes; the matrices are dense.")
+    spec, width = problem.codes, params["tokens"]
     types = (CTYPE[problem.a], CTYPE[problem.out], grouped.scales(problem))
     stages, columns = _stages(width), _columns(width)
     room = stages * width * 2 * half_tiles.DEPTH + LINES * columns * LINE
@@ -104,11 +102,7 @@ RUNG = CudaRung(
     # Beside float16, scales of 8 bits below what halves hold cost more than the bound allows, and
     # a power of two may be none.
     signatures=tuple(
-        (t, codes, out)
-        for codes in ("uint4", "uint8", FLOAT4_DTYPE, FLOAT8_CODES)
-        for t in ("bfloat16", "float16")
-        for out in (t, "float32")
-        if codes == "uint4" or t == "bfloat16"
+        one for one in beside_codes("bfloat16", "float16") if "uint4" in one or "bfloat16" in one
     ),
     arithmetic=lambda problem: Arithmetic(
         "float32", chain=half_tiles.ARITHMETIC.chain, per_add=2.0, inputs=problem.a
@@ -122,10 +116,7 @@ RUNG = CudaRung(
     params={"tokens": WIDTHS},
     constraints=(
         half_tiles.COUNTED,
-        Constraint(
-            "bases and leading strides are multiples of 16 bytes, and k of 32",
-            lambda problem, params: problem.alignment == 16 and problem.k % 32 == 0,
-        ),
+        grouped.ALIGNED_CODES,
         Constraint(
             f"at most {MOST_EXPERTS} experts, and less than 2^31 columns of all",
             lambda problem, params: (

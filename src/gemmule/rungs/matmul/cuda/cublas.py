@@ -34,6 +34,7 @@ from gemmule.core.rung import (
     same,
 )
 from gemmule.rungs._cuda.geometry import ceil_div, modelled
+from gemmule.rungs._cuda.half_tiles import ROWS_TOGETHER
 from gemmule.rungs._cuda.tiles import PARTS, tiles
 
 LONGEST, MOST_PRODUCTS = 2**31 - 1, 65_535
@@ -152,10 +153,7 @@ RUNG = LibraryRung(
             "whole elements at every address",
             lambda problem, params: problem.alignment >= ITEMSIZE[problem.b],
         ),
-        Constraint(
-            "no promise of equal bits for a row alone",
-            lambda problem, params: not problem.batch_invariant,
-        ),
+        ROWS_TOGETHER,
     ),
     batched=True,
     vendor=True,

@@ -30,7 +30,7 @@ from gemmule.core.rung import (
     same,
 )
 from gemmule.rungs._cuda.geometry import ceil_div, modelled
-from gemmule.rungs._cuda.half_tiles import COUNTED, DEPTH
+from gemmule.rungs._cuda.half_tiles import COUNTED, DEPTH, TENSOR_SUMS
 from gemmule.rungs._cuda.terms import rounds, settled
 from gemmule.rungs._cuda.tiles import ANY_ORDER, tiles
 from gemmule.rungs.matmul.cuda.wgmma_specialized import BARRIERS_BYTES, SHARED_BYTES
@@ -172,10 +172,7 @@ RUNG = CudaRung(
             f"sums of at least {SHORTEST} terms, in which the loss of each counts little",
             lambda problem, params: problem.k >= SHORTEST,
         ),
-        Constraint(
-            "no precision='ieee', which means plain multiply-adds",
-            lambda problem, params: problem.precision != "ieee",
-        ),
+        TENSOR_SUMS,
         Constraint(
             "no promise of equal bits for a row alone, whose part of a tile others may spoil",
             lambda problem, params: not problem.batch_invariant,

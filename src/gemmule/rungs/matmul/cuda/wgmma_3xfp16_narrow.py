@@ -140,14 +140,8 @@ RUNG = CudaRung(
         half_tiles.COUNTED,
         ALONE,
         Constraint("the longer side's matrix along the sum, of whole fours", _reads_along),
-        Constraint(
-            "no precision='ieee', which means plain multiply-adds",
-            lambda problem, params: problem.precision != "ieee",
-        ),
-        Constraint(
-            "no promise of equal bits for a row alone",
-            lambda problem, params: not problem.batch_invariant,
-        ),
+        half_tiles.TENSOR_SUMS,
+        half_tiles.ROWS_TOGETHER,
         Constraint(
             "at most 2^31 - 1 tiles and sums",
             lambda problem, params: (

@@ -36,9 +36,7 @@ SIGNATURES: tuple[Signature, ...] = tuple(
 
 def template(problem: Problem) -> str:
     """Return the template arguments."""
-    spec = problem.quant
-    if spec is None:
-        raise TypeError(f"{problem.describe()} is not quantised.")
+    spec = problem.codes
     types = f"{CTYPE[problem.b]}, {CTYPE[problem.out]}, {CTYPE[spec.scale_dtype]}"
     flags = ", ".join(str(f).lower() for f in (spec.layout == "row", spec.transposed))
     return f"{types}, {spec.bits}, {flags}"

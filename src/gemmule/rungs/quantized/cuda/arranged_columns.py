@@ -58,7 +58,7 @@ def _workspace(problem: Problem, params: Params, machine: Machine) -> int:
 
 def _shared(problem: Problem, params: Params) -> int:
     """Return the bytes of stages, rings, barriers, and shares of the results."""
-    spec, columns = fragments.quant(problem), 8 * warpgroups.eights(problem)
+    spec, columns = problem.codes, 8 * warpgroups.eights(problem)
     split, each = fragments.split(problem), warpgroups.each(problem)
     long = params["tiles"] * fragments.tile_columns(problem)
     row = ITEMSIZE[spec.scale_dtype] + 4 * spec.has_zeros
@@ -81,7 +81,7 @@ def _steps(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ..
     )
     if problem.k == 0:
         return (product,)
-    zeros = str(fragments.quant(problem).has_zeros).lower()
+    zeros = str(problem.codes.has_zeros).lower()
     group = f"{zeros}, {fragments.split(problem)}, {fragments.shift(problem)}"
     form = f"{CTYPE[problem.b]}, {fragments.bits(problem)}, {group}"
     arrange = Step(
@@ -110,7 +110,7 @@ def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     A few columns of x in bulk are brought as quickly by `warpgroup_columns`, in one launch.
     """
     few = problem.n <= 8 and problem.layout_b == "col"
-    if fragments.quant(problem).has_perm or few:
+    if problem.codes.has_perm or few:
         return []
     return [p for p in _fit(problem) if _shared(problem, p) <= warpgroups.MOST_SHARED]
 

@@ -48,7 +48,7 @@ def _long(params: Params) -> int:
 
 def _split(problem: Problem, params: Params) -> int:
     """Return into how many pieces a stage's columns are cut so that each lies in one group."""
-    group, long = fragments.quant(problem).group_size, _long(params)
+    group, long = problem.codes.group_size, _long(params)
     return 1 if group in (None, -1) else long // math.gcd(group or 1, long)
 
 
@@ -94,7 +94,7 @@ def direct(problem: Problem) -> bool:
 
 def _direct(problem: Problem, params: Params) -> bool:
     """Tell whether TMA brings x as it lies, and codes find its order on their way to registers."""
-    spec = fragments.quant(problem)
+    spec = problem.codes
     whole = _split(problem, params) <= _long(params) // 16  # an instruction has one group
     ordered = not spec.has_perm and spec.format.startswith("int")
     return ordered and whole and direct(problem)
@@ -117,7 +117,7 @@ def steps(kernel: str, pieces: Callable[[Problem, Params], int] = _split) -> Ste
     """
 
     def launch(problem: Problem, params: Params, machine: Machine) -> tuple[Step, ...]:
-        spec, stages = fragments.quant(problem), _stages(problem, params)
+        spec, stages = problem.codes, _stages(problem, params)
         tall, columns, cluster, parts, panels = (params[name] for name in _NAMES)
         parts = parts if problem.k else 1
         out = CTYPE[problem.out]
@@ -202,8 +202,8 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take the shapes that have room; up to 16 columns weights stay exact."""
-    few = fragments.quant(problem).has_perm or problem.n <= 16
-    whole = fragments.quant(problem).format == "nvfp4"
+    few = problem.codes.has_perm or problem.n <= 16
+    whole = problem.codes.format == "nvfp4"
     found = () if few else RUNG.space(problem)
     return [params for params in found if not (whole and params["parts"] > 1)]
 
@@ -237,9 +237,7 @@ RUNG = CudaRung(
         ),
         Constraint(
             "whole sums where rows have factors",
-            lambda problem, params: (
-                params["parts"] == 1 or fragments.quant(problem).format != "nvfp4"
-            ),
+            lambda problem, params: params["parts"] == 1 or problem.codes.format != "nvfp4",
         ),
     ),
     archs=("sm_90a",),

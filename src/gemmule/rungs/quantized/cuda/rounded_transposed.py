@@ -43,7 +43,7 @@ def _direct(problem: Problem, params: Params) -> bool:
 
 def _split(problem: Problem, params: Params) -> int:
     """Return into how many pieces a strip is cut so that each lies in one group."""
-    group = fragments.quant(problem).group_size
+    group = problem.codes.group_size
     return 1 if group in (None, -1) else _STRIP // math.gcd(group or 1, _STRIP)
 
 

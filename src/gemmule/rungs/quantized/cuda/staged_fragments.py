@@ -73,7 +73,7 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take both heights; eights of columns only side by side."""
-    if problem.layout_b != "col" or fragments.quant(problem).has_perm:
+    if problem.layout_b != "col" or problem.codes.has_perm:
         return []
     few = (p for p in RUNG.space(problem) if _blocks(problem, p) <= machine.units)
     return RUNG.space(problem) if problem.n <= _COLUMNS else few

@@ -80,7 +80,7 @@ def _shared(problem: Problem, params: Params) -> int:
     columns, split = 8 * eights(problem), fragments.split(problem)
     long = params["tiles"] * fragments.tile_columns(problem)
     units = params["tiles"] // each(problem) * split
-    spec = fragments.quant(problem)
+    spec = problem.codes
     row = ITEMSIZE[spec.scale_dtype] + 4 * spec.has_zeros
     stage = 2 * long * columns * split + units * (4 * columns + row * height(params)) + 32
     pad = 16 if fragments.bits(problem) == 4 else 64
@@ -160,7 +160,7 @@ def terms(problem: Problem, params: Params, machine: Machine, *more: Numbers) ->
 
 def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
     """Take the shapes that fit."""
-    if problem.layout_b != "col" or fragments.quant(problem).has_perm:
+    if problem.layout_b != "col" or problem.codes.has_perm:
         return []
     return [p for p in _fit(problem) if _shared(problem, p) <= MOST_SHARED]
 
