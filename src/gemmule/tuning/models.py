@@ -47,7 +47,7 @@ def make(
 ) -> Made:
     """Measure a sample on a device, fit its model to it, and keep that.
 
-    products: how many are drawn from the seed, on a CPU by default what a few seconds allow; beside:
+    products: how many are drawn from the seed, on a CPU by default what seconds allow; beside:
     further ones. What was measured before is not measured again. only: this rung, by name or
     ``folder/name``, is measured and fitted alone. ValueError for a rung that is not there;
     DeviceError where the device is lost meanwhile.
