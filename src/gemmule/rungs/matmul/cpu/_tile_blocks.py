@@ -22,6 +22,7 @@ from gemmule.rungs.matmul.cpu._tile_steps import (
     least_and_most,
 )
 
+_put, _get = store("int64", "int64"), load("int64", "int64")
 GROUP = 2 * TILE_ROWS  # rows, or columns, of the sums that the registers hold
 
 
@@ -96,7 +97,7 @@ def _pack_kernel(pieces: int) -> Kernel:
     places: the address of a `places_kernel`; steps in bytes; packed, extremes: where the tiles and
     the extremes of all lines go.
     """
-    write, note, split = store("int64", "int64"), steps.note_extremes(), steps.split_halves()
+    note, split = steps.note_extremes(), steps.split_halves()
 
     @kernel
     def pack(
@@ -115,15 +116,15 @@ def _pack_kernel(pieces: int) -> Kernel:
         here, noted = min(GROUP, lines - GROUP * number), extremes + EXTREMES_BYTES * number
         panel = count * pieces * TILE_BYTES
         for i in range(8):
-            write(noted, i, -1)
-            write(noted, 8 + i, 0)
+            _put(noted, i, -1)
+            _put(noted, 8 + i, 0)
         for step in range(count):
             tile = packed + 2 * number * panel + step * pieces * TILE_BYTES
             some = min(STEP_TERMS, terms - STEP_TERMS * step)
             if here < GROUP or some < STEP_TERMS:
                 for i in range(TILE_BYTES // 8):
-                    write(tile, i, 0)
-                    write(tile + panel, i, 0)
+                    _put(tile, i, 0)
+                    _put(tile + panel, i, 0)
             begin = first + STEP_TERMS * step * term_step
             call_c(places, (begin, line_step, term_step, here, some, tile, tile + panel))
             for half in range(2):
@@ -334,7 +335,6 @@ def block_kernel(pieces: int, by: str) -> Kernel:
     shapes, forget, pack = configured(*SHAPES), released(), _panels_kernel(pieces)
     step_bytes, by_tiles, add = pieces * TILE_BYTES, by == "tiles", sums_kernel(pieces, by)
     rule = 0 if by == "float16" else pieces
-    put, get = store("int64", "int64"), load("int64", "int64")
 
     @kernel
     def block(
@@ -369,9 +369,9 @@ def block_kernel(pieces: int, by: str) -> Kernel:
                     source, lines = B + GROUP * left * w.B_line + low * w.B_term, w.n - GROUP * left
                     way = w.places_b, source, w.B_line, w.B_term, lines, b, noted, terms
                     least_b, most_b = pack(width, *way)
-                    put(at, 0, least_b)
-                    put(at, 1, most_b)
-                least_b, most_b = get(at, 0), get(at, 1)
+                    _put(at, 0, least_b)
+                    _put(at, 1, most_b)
+                least_b, most_b = _get(at, 0), _get(at, 1)
             else:
                 panel_b = count * step_bytes
                 b = B + 2 * left * panel_b + begin * step_bytes
