@@ -34,17 +34,15 @@ def _start() -> Kernel:
     return start
 
 
-def _moved(keep: bool, by_rows: bool = False) -> Kernel:
+def _moved(keep: bool) -> Kernel:
     read, write = load("int32", "int32"), store("int32", "int32")
     pitch = _tile_steps.SUMS_PITCH
 
     @kernel
     def move(registers: int, sums: int) -> None:
         for i in range(WORDS):
-            place = i
-            if by_rows:
-                tile, row = i // 256, i % 256 // 16
-                place = pitch * (tile // 2 * 16 + row) + tile % 2 * 16 + i % 16
+            tile, row = i // 256, i % 256 // 16
+            place = pitch * (tile // 2 * 16 + row) + tile % 2 * 16 + i % 16
             if keep:
                 write(sums, place, read(registers, i))
             else:
@@ -100,11 +98,8 @@ def emulated_tiles() -> Iterator[None]:
     made = {pieces: _add(pieces) for pieces in _tile_steps.PRODUCTS}
     start, resume, keep, nothing = _start(), _moved(False), _moved(True), _nothing()
     patch.setattr(_tile_steps, "start_sums", lambda: start)
-    patch.setattr(_tile_steps, "resume_sums", lambda: resume)
-    patch.setattr(_tile_steps, "keep_sums", lambda: keep)
-    by_rows = [_moved(keep, by_rows=True) for keep in (False, True)]
-    patch.setattr(_tile_steps, "resume_rows", lambda: by_rows[0])
-    patch.setattr(_tile_steps, "keep_rows", lambda: by_rows[1])
+    patch.setattr(_tile_steps, "resume_rows", lambda: resume)
+    patch.setattr(_tile_steps, "keep_rows", lambda: keep)
     patch.setattr(_tile_steps, "add_products", lambda pieces, streamed="": made[pieces])
     for module in (_tile_blocks, amx):
         patch.setattr(module, "configured", lambda *shapes: nothing)

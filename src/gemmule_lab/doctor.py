@@ -148,7 +148,7 @@ def _threads() -> Finding:
 
     measured = launch.machine().rates.measured
     model = f"device model of {measured}" if measured else "default device model"
-    words = "" if measured else "gemmule tune --device-model measures this CPU in two seconds"
+    words = "" if measured else "gemmule tune --device-model measures this CPU in five seconds"
     found = f"{threads.thread_count()} a product; helpers: {pool.helpers()}; {model}"
     return Finding("CPU threads", _noted(words), found, words)
 

@@ -16,7 +16,7 @@ from gemmule.core.caches import forget_plans
 from gemmule.core.problem import numpy_dtype
 from gemmule.rungs.matmul.cpu import _tile_steps, dot_products, half_sums, tile_products
 from gemmule.rungs.matmul.cpu._tile_blocks import carried
-from gemmule.rungs.matmul.cpu.tile_products import block_groups
+from gemmule.rungs.matmul.cpu.tile_products import block_groups, blocks_together
 from gemmule_lab.verify import check
 from tile_emulation import emulated_tiles
 
@@ -73,6 +73,31 @@ def test_several_passes_over_several_blocks(dtype: str) -> None:
     gm.matmul(A, B, out=out[:, 5:295], out_dtype="float32", rung=NAME)
     assert (out[:, :5] == 7).all()
     assert (out[:, 295:] == 7).all()
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_below_each_other_read_what_the_first_has_packed_of_B(dtype: str) -> None:
+    """Sums are the same in any blocks, and several passes of B lie side by side then."""
+    rng = np.random.default_rng(7)
+    A, B = drawn(rng, (180, 1100), dtype, "row"), drawn(rng, (1100, 100), dtype, "row")
+    plan = gm.plan("matmul", A, B, rung=NAME)
+    C = np.empty((180, 100), numpy_dtype(dtype))
+    tile_products.RUNG.bind(plan.problem, {"rows": 32, "columns": 32})(A, B, C)
+    judged(A, B)
+    np.testing.assert_array_equal(C, plan(A, B))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 6, 16, 96])
+def test_blocks_of_one_thread_are_together_where_nobody_waits_longer(threads: int) -> None:
+    for down, across in itertools.product(range(1, 20), repeat=2):
+        together = blocks_together(down, across, threads)
+        shares = -(-down // together) * across
+        assert 1 <= together <= down
+        assert -(-shares // threads) * together <= -(-down * across // threads)
+        assert together == 1 or threads == 1 or shares >= 2 * threads
+    assert blocks_together(4, 4, 1) == 4
+    assert blocks_together(4, 4, 16) == 1
 
 
 @pytest.mark.parametrize(("rung", "beyond"), [(dot_products, 2.0**-130), (half_sums, 6e4)])
@@ -258,7 +283,7 @@ def test_faults_planted_in_tiles_are_seen(kind: str, fault: Callable[..., Any]) 
     A, B = drawn(rng, (40, 300), "float16", "row"), drawn(rng, (300, 40), "float16", "row")
     if kind == "resume":
         start = _tile_steps.start_sums()
-        fault(_tile_steps, "resume_sums", lambda sound: restarted(start))
+        fault(_tile_steps, "resume_rows", lambda sound: restarted(start))
     elif kind == "add":
         fault(_tile_steps, "add_products", lambda sound, pieces, streamed="": sound((1, 1)))
     else:

@@ -28,7 +28,7 @@ from gemmule.core.problem import (
     check_dtype,
     numpy_dtype,
 )
-from gemmule.quant.library import refuse_without_data
+from gemmule.quant.library import is_masked, refuse_without_data
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.shards import QuantizedShards
 from gemmule.quant.stack import QuantizedStack
@@ -63,7 +63,7 @@ def unwrap(obj: Any, argument: str) -> Operand:
             f"{argument} is one process's part of a quantised matrix; it multiplies DTensors of "
             "its mesh only. Make the other operand one with distribute_tensor."
         )
-    if isinstance(obj, np.ma.MaskedArray):
+    if is_masked(obj):
         raise TypeError(
             f"{argument} is a masked array, and the mask would be lost. "
             "Pass .filled(0) or another plain array."

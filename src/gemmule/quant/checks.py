@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gemmule.core.problem import FLOAT4, FLOAT8_CODES
 from gemmule.quant import float4
 from gemmule.quant.layouts import Codes, Layout, unwoven
-from gemmule.quant.library import is_known, library_of
+from gemmule.quant.library import is_known, is_masked, library_of
 from gemmule.quant.rounding import dtype_name, group_count
 
 SCALE_DTYPES = ("float32", "float16", "bfloat16")
@@ -82,7 +82,7 @@ def integer(name: str, value: object) -> int:
 
 def float_matrix(W: Any) -> None:
     """Require a 2-D NumPy, PyTorch or CuPy array of a float dtype, any byte order."""
-    if isinstance(W, np.ma.MaskedArray) or not is_known(W):
+    if is_masked(W) or not is_known(W):
         raise TypeError(
             "W must be an array of NumPy (not a masked one), PyTorch, CuPy or JAX, a DeviceArray, "
             f"or one with DLPack; got {type(W).__name__}. {_remedy(W)}"
@@ -94,7 +94,7 @@ def float_matrix(W: Any) -> None:
 def _remedy(W: Any) -> str:
     if "Tracer" in type(W).__name__:
         return "Quantise outside of jit, grad and vmap"
-    if isinstance(W, np.ma.MaskedArray):
+    if is_masked(W):
         return "Give its .filled(0): nothing heeds the mask"
     return "Give its .weight" if hasattr(W, "weight") else "Convert it with numpy.asarray"
 
@@ -143,7 +143,7 @@ def hessian(value: Any, n: int) -> NDArray[np.float64]:
 
 
 def _real(name: str, value: Any) -> NDArray[np.float64]:
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         raise TypeError(f"{name} is a masked array, whose mask nothing heeds; give its .filled(0)")
     host = value.detach().cpu() if hasattr(value, "detach") else value
     if str(getattr(host, "dtype", "")) == "torch.bfloat16":
@@ -155,7 +155,7 @@ def _real(name: str, value: Any) -> NDArray[np.float64]:
 
 
 def _host_array(name: str, value: object) -> NDArray[Any]:
-    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+    if not isinstance(value, np.ndarray) or is_masked(value):
         raise TypeError(
             f"{name} must be a NumPy array (not a masked one), got {type(value).__name__}; "
             "convert it with numpy.asarray"

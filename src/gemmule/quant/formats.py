@@ -24,6 +24,7 @@ from gemmule.quant import checks, float4
 from gemmule.quant.checks import SCALE_DTYPES
 from gemmule.quant.files import FilePath, model_files, named_dtype
 from gemmule.quant.layouts import Codes, pack_nibbles
+from gemmule.quant.library import is_masked
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.rounding import dtype_name
 from gemmule.quant.stack import QuantizedStack
@@ -417,7 +418,7 @@ def _shape(name: str, array: Any, dtype: str | None, ndim: int) -> Any:
 
 
 def _array(name: str, array: Any) -> None:
-    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+    if not isinstance(array, np.ndarray) or is_masked(array):
         kind = type(array).__name__
         how = ", of a tensor its .numpy()" if kind == "Tensor" else ""
         raise TypeError(f"{name} is a {kind}, but must be a NumPy array{how}")

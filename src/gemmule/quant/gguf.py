@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gemmule.quant import checks, gguf_file
 from gemmule.quant.files import FilePath, named_dtype
 from gemmule.quant.layouts import Codes, pack_nibbles
+from gemmule.quant.library import is_masked
 from gemmule.quant.matrix import QuantizedMatrix
 
 Floats = NDArray[Any]
@@ -51,7 +52,7 @@ def from_gguf(data: NDArray[np.uint8], kind: str, shape: tuple[int, int]) -> Qua
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"GGUF type is {kind}; read are {', '.join(_KINDS)}")
     one, (m, n) = _KINDS[kind], checks.shape(shape)
-    if not isinstance(data, np.ndarray) or isinstance(data, np.ma.MaskedArray):
+    if not isinstance(data, np.ndarray) or is_masked(data):
         raise TypeError(f"data are a {type(data).__name__}, but must be a NumPy array of uint8")
     if data.dtype != np.uint8 or data.size * one.weights != m * n * one.nbytes or n % one.weights:
         raise ValueError(

@@ -84,6 +84,12 @@ def place_of(array: Array) -> str | None:
     return f"cuda:{array.device.id}"
 
 
+def is_masked(array: object) -> bool:
+    """Whether an array of NumPy is masked; none is where nobody imported what makes such."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(array, masked.MaskedArray)
+
+
 def is_known(array: Array) -> bool:
     """Whether one of the three libraries computes on an array as it is."""
     of = {"torch": "Tensor", "cupy": "ndarray"}
@@ -104,7 +110,7 @@ def opened(W: Array) -> tuple[Array, str | None]:
     if torch is not None and isinstance(W, torch.Tensor):
         refuse_without_data(torch, W, "W")
         return W.detach().resolve_neg(), None
-    if isinstance(W, np.ndarray) and not isinstance(W, np.ma.MaskedArray):
+    if isinstance(W, np.ndarray) and not is_masked(W):
         check_map(W)
         return np.ndarray.view(W, np.ndarray), None  # a subclass may multiply in its own way
     if is_known(W) or not hasattr(W, "__dlpack_device__"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,19 +47,20 @@ def make(
 ) -> Made:
     """Measure a sample on a device, fit its model to it, and keep that.
 
-    products: how many are drawn from the seed, on a CPU by default what two seconds allow; beside:
+    products: how many are drawn from the seed, on a CPU by default what seconds allow; beside:
     further ones. What was measured before is not measured again. only: this rung, by name or
     ``folder/name``, is measured and fitted alone. ValueError for a rung that is not there;
     DeviceError where the device is lost meanwhile.
     """
     backend = "cpu" if device == "cpu" else "cuda"
     name = None if only is None else rung_named(only, backend)
+    begun = time.monotonic()
     if backend == "cpu":
         measure_rates(fresh=name is None)
     sampler = Sampler(device, place=place, seed=seed)
     count = PRODUCTS[backend] if products is None else products
-    longest_s = LONGEST_S[backend] if products is None else math.inf
-    sampler.measure([*beside, *sampler.drawn(count)], told, name, longest_s)
+    left_s = LONGEST_S[backend] - (time.monotonic() - begun) if products is None else math.inf
+    sampler.measure([*beside, *sampler.drawn(count)], told, name, left_s)
     if sampler.lost:
         raise DeviceError(f"the sample ended early, and is kept: {sampler.lost}.", restart=True)
     machine, rows = sampler.machine, sampler.timed()

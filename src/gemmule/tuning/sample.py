@@ -61,8 +61,10 @@ MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # random numbers come from the h
 MOST_FLOPS = {"cpu": 500 << 25, "cuda": 500 << 30}
 SECONDS = {"cpu": 0.05, "cuda": 0.06}  # of timing a way
 MOST_SETS = {"cpu": 256, "cuda": 4096}  # of operands; more of small ones take longer than times
+MOST_COPIED = {"cpu": 1 << 26, "cuda": 1 << 40}  # bytes of all sets: fresh pages take longer still
 PRODUCTS = {"cpu": 24, "cuda": 200}
-LONGEST_S = {"cpu": 2.0, "cuda": math.inf}  # no product begins later, unless so many are asked for
+# No product, and no further way of one, begins later, unless so many are asked for; rates count.
+LONGEST_S = {"cpu": 3.5, "cuda": math.inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class Sampler:
     ) -> None:
         """Measure what is not known of these products yet, by all rungs or by one.
 
-        longest_s: no product is begun later than this.
+        longest_s: no product, and no further way of one, is begun later than this.
         """
         end = time.monotonic() + longest_s
         known = {_key(way.problem, way.folder, way.rung, way.params) for way, _ in self.rows}
@@ -229,7 +231,7 @@ class Sampler:
                 told(problem.describe(), index, len(problems))
                 if missing and time.monotonic() < end:
                     wait(compiled)
-                    self._keep(problem, missing)
+                    self._keep(problem, missing, end)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -261,16 +263,20 @@ class Sampler:
         ways = [one for one in own if (one.expected_s or math.inf) <= most][:WAYS]
         return [one for one in ways if only in (None, f"{one.rung.folder}/{one.rung.name}")]
 
-    def _keep(self, problem: Problem, ways: Sequence[Candidate]) -> None:
+    def _keep(self, problem: Problem, ways: Sequence[Candidate], end: float) -> None:
         """Time some ways in turns and write their rows."""
+        backend = self.machine.backend
         try:
-            most = MOST_SETS[self.machine.backend]
+            copied = MOST_COPIED[backend] // max(problem.compulsory_bytes, 1)
+            most = max(2, min(MOST_SETS[backend], copied))
             session = Session(problem, self.machine, self.place, self.seed, most)
         except (DeviceError, MemoryError) as error:  # no room for it now, or no device any more
             self.lost = str(error) if isinstance(error, DeviceError) and error.restart else ""
             return
         entries: list[Entry] = []
         for way in ways:
+            if entries and time.monotonic() > end:
+                break  # a later run measures the rest
             found = session.admit(way)
             if isinstance(found, Failure):
                 self._add(problem, way.rung, way.params, None, f"{type(found).__name__}")
@@ -278,7 +284,7 @@ class Sampler:
                 entries.append(found)
         self.lost = session.lost
         if entries and not self.lost:
-            limit = SECONDS[self.machine.backend] * len(entries)
+            limit = SECONDS[backend] * len(entries)
             samples = session.race(
                 entries, limit, min_blocks=BLOCKS, precision=0.01, seed=self.seed
             )

@@ -71,7 +71,7 @@ def rates_hint() -> str | None:
         return None
     return (
         "choices are made by cautious default rates; gemmule tune --device-model measures this "
-        "CPU's in two seconds"
+        "CPU's in five seconds"
     )
 
 

@@ -72,8 +72,8 @@ def operation(name: str, emit: Callable[..., Any]) -> Intrinsic:
 class Kernel:
     """A function compiled on its first call, from the disk cache where it holds it; thread-safe."""
 
-    def __init__(self, function: FunctionType) -> None:
-        self.function = function
+    def __init__(self, function: FunctionType, *, apart: bool = False) -> None:
+        self.function, self.apart = function, apart
         self.__doc__ = function.__doc__
         self._calls: dict[int, Callable[..., int]] = {}
 
@@ -149,6 +149,14 @@ def kernel(function: Callable[..., Any]) -> Kernel:
         add(1, 2)  # 3, compiled now
     """
     return Kernel(cast("FunctionType", function))
+
+
+def apart(function: Callable[..., Any]) -> Kernel:
+    """Make a kernel that stays a function, where LLVM would put its code into the one caller.
+
+    A long stretch without loops is compiled in half the time if no loops of a caller surround it.
+    """
+    return Kernel(cast("FunctionType", function), apart=True)
 
 
 def _words_of(given: tuple[Any, ...]) -> Iterator[int]:

@@ -113,7 +113,7 @@ class Program:
         leaves = list(_leaves(values))
         key = kernel.key, str([_shape(one) for one in values])
         if key not in self._functions:
-            self._functions[key] = self._compiled(kernel.function, values, leaves)
+            self._functions[key] = self._compiled(kernel, values, leaves)
         function, shape = self._functions[key]
         result = builder.call(function, leaves)
         return _unpacked(builder, result, shape)
@@ -138,7 +138,8 @@ class Program:
             builder.ret(WORD(0))
         return words
 
-    def _compiled(self, function: FunctionType, values: list[Any], leaves: list[Any]) -> Any:
+    def _compiled(self, kernel: Any, values: list[Any], leaves: list[Any]) -> Any:
+        function: FunctionType = kernel.function
         hints: dict[Any, Any] = {}
         while True:
             kind = ir.FunctionType(ir.VoidType(), [one.type for one in leaves])
@@ -146,6 +147,8 @@ class Program:
             made = ir.Function(self.module, kind, name)
             made.linkage = "internal"
             made.attributes.add("nounwind")
+            if kernel.apart:
+                made.attributes.add("noinline")
             try:
                 return made, Body(self, made, function, hints).write(values)
             except _WiderError:

@@ -36,7 +36,7 @@ import numpy as np
 from gemmule.backends.cpu import blas_threads, openmp, shares
 from gemmule.backends.cpu.atomics import packed, read, unpacked, write
 from gemmule.backends.cpu.blas_threads import ENTRY_BYTES
-from gemmule.backends.cpu.intrinsics import call_c, load
+from gemmule.backends.cpu.intrinsics import call_c, enter, load
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.threads import (
     LENT,
@@ -55,8 +55,9 @@ _FORK_S = 60.0
 
 
 @kernel
-def _launch(pool: int, helpers: int, task: int, count: int, *words: int) -> None:
-    shares.run_shares(pool, helpers, task, packed(words), count)
+def _launch(run: int, pool: int, helpers: int, task: int, count: int, *words: int) -> None:
+    """Run shares by `shares.run_shares` at an address: compiled once, whatever number of words."""
+    enter(run, (pool, helpers, task, packed(words), count))
 
 
 # Shares a thread at most, the default first: small ones, so that nobody waits long for the last.
@@ -110,11 +111,16 @@ class Pooled:
         """Run all shares, on as many threads as the caller may use."""
         helpers = min(thread_count(), count) - 1
         pool = pool_address() if helpers > 0 else 0
-        _launch(pool, helpers, self.address, count, *words, *self._last)
+        _launch(_run(), pool, helpers, self.address, count, *words, *self._last)
 
     def alone(self, count: int, *words: int) -> None:
         """Run all shares on the calling thread."""
-        _launch(0, 0, self.address, count, *words, *self._last)
+        _launch(_run(), 0, 0, self.address, count, *words, *self._last)
+
+
+@functools.cache
+def _run() -> int:
+    return shares.run_shares.address(5)
 
 
 def in_pool(share: Kernel, words: int) -> Pooled:

@@ -18,9 +18,11 @@ from gemmule.rungs.matmul.cpu._tile_steps import (
     SHAPES,
     STEP_TERMS,
     SUMS_BYTES,
+    SUMS_PITCH,
     least_and_most,
 )
 
+_put, _get = store("int64", "int64"), load("int64", "int64")
 GROUP = 2 * TILE_ROWS  # rows, or columns, of the sums that the registers hold
 
 
@@ -95,7 +97,7 @@ def _pack_kernel(pieces: int) -> Kernel:
     places: the address of a `places_kernel`; steps in bytes; packed, extremes: where the tiles and
     the extremes of all lines go.
     """
-    write, note, split = store("int64", "int64"), steps.note_extremes(), steps.split_halves()
+    note, split = steps.note_extremes(), steps.split_halves()
 
     @kernel
     def pack(
@@ -114,15 +116,15 @@ def _pack_kernel(pieces: int) -> Kernel:
         here, noted = min(GROUP, lines - GROUP * number), extremes + EXTREMES_BYTES * number
         panel = count * pieces * TILE_BYTES
         for i in range(8):
-            write(noted, i, -1)
-            write(noted, 8 + i, 0)
+            _put(noted, i, -1)
+            _put(noted, 8 + i, 0)
         for step in range(count):
             tile = packed + 2 * number * panel + step * pieces * TILE_BYTES
             some = min(STEP_TERMS, terms - STEP_TERMS * step)
             if here < GROUP or some < STEP_TERMS:
                 for i in range(TILE_BYTES // 8):
-                    write(tile, i, 0)
-                    write(tile + panel, i, 0)
+                    _put(tile, i, 0)
+                    _put(tile + panel, i, 0)
             begin = first + STEP_TERMS * step * term_step
             call_c(places, (begin, line_step, term_step, here, some, tile, tile + panel))
             for half in range(2):
@@ -143,13 +145,9 @@ def pack_shares(pieces: int) -> Pooled:
 def store_group(
     sums: int, C: int, C_row: int, C_item: int, m: int, n: int, row: int, column: int, unpack: int
 ) -> None:
-    """Store four tiles of sums where they belong in C, as far as there are rows and columns."""
-    for part in range(4):
-        i, j = row + TILE_ROWS * (part // 2), column + TILE_ROWS * (part % 2)
-        if i < m and j < n:
-            target, tile = C + i * C_row + j * C_item, sums + part * TILE_BYTES
-            height, breadth = min(TILE_ROWS, m - i), min(TILE_ROWS, n - j)
-            call_c(unpack, (tile, TILE_ROWS, target, C_row, height, breadth))
+    """Store 32 rows of 32 sums where they belong in C, as far as there are rows and columns."""
+    target = C + row * C_row + column * C_item
+    call_c(unpack, (sums, SUMS_PITCH, target, C_row, min(GROUP, m - row), min(GROUP, n - column)))
 
 
 # The exponent fields of the least elements of A and B that are not zero sum to this at least where
@@ -179,7 +177,8 @@ class Tiled(NamedTuple):
     """A product in blocks of C, each of which packs what it reads of A and B, pass by pass.
 
     What other threads have packed a core fetches line by line out of their caches: that took more
-    time than to pack it again. refused: where shares say that not all is `carried`; places_a,
+    time than to pack it again. Of `together` blocks below each other, which are one thread's, the
+    first packs B for all. refused: where shares say that not all is `carried`; places_a,
     places_b: addresses of each `places_kernel`, or 0 where the operand comes packed, and then its
     least and its most; steps in bytes; rows, columns: of a block, in groups of 32; depth: tiles of
     32 terms of a pass; unpack: the address of an `unpack_kernel`; workspace: has parts of
@@ -208,28 +207,38 @@ class Tiled(NamedTuple):
     rows: int
     columns: int
     depth: int
+    together: int
     unpack: int
     workspace: int
 
 
-def block_bytes(rows: int, columns: int, terms: int, depth: int, pieces: int) -> int:
+def block_bytes(w: Tiled, pieces: int) -> int:
     """Return what a block works in: sums that wait for another pass and four more; tiles."""
-    count = -(-terms // STEP_TERMS)
-    sums = (rows * columns if count > depth else 1) + 1
-    tiles = (rows + columns) * (2 * min(count, depth) * pieces * TILE_BYTES + EXTREMES_BYTES)
-    return sums * SUMS_BYTES + tiles
+    count = -(-w.k // STEP_TERMS)
+    some, passes = min(count, w.depth), -(-count // w.depth)
+    sums = (w.rows * w.columns if count > w.depth else 1) + 1
+    tiles = (
+        2 * pieces * TILE_BYTES * (w.rows * some + w.columns * (count if w.together > 1 else some))
+    )
+    return sums * SUMS_BYTES + tiles + EXTREMES_BYTES * (w.rows + w.columns) + 16 * passes
 
 
 @functools.cache
 def block_shares(pieces: int, by: str) -> Pooled:
-    """Return the product of a `Tiled`, a share for each block of C; see `block_kernel`."""
+    """Return the product of a `Tiled`, a share for blocks `together`; see `block_kernel`."""
     block, words = block_kernel(pieces, by), unpacked_as(Tiled)
 
     @kernel
     def share(at: int, number: int) -> None:
         w = words(at)
-        part = claimed(w.workspace)
-        if block(w, w.A, w.B, w.C, number, part) != 0:
+        part, undone = claimed(w.workspace), 0
+        down, across = w.rows * GROUP, w.columns * GROUP
+        turns = (w.n + across - 1) // across
+        first = number // turns * w.together
+        for turn in range(min(w.together, (w.m + down - 1) // down - first)):
+            if undone == 0:
+                undone = block(w, w.A, w.B, w.C, first + turn, number % turns, turn, part)
+        if undone != 0:
             set_word(w.refused, 1)
         release(w.workspace, part)
 
@@ -245,7 +254,7 @@ def small_kernel(pieces: int, by: str) -> Kernel:
     def small(at: int, A: int, B: int, C: int) -> Any:
         w = words(at)
         part = claimed(w.workspace)
-        undone = block(w, A, B, C, 0, part)
+        undone = block(w, A, B, C, 0, 0, 0, part)
         release(w.workspace, part)
         return undone
 
@@ -282,7 +291,7 @@ def _panels_kernel(pieces: int) -> Kernel:
 @functools.cache
 def sums_kernel(pieces: int, by: str) -> Kernel:
     """Return ``f(registers, place, a, b, panel_a, panel_b, some, begin)``: add to 32 x 32 sums."""
-    start, resume, keep = steps.start_sums(), steps.resume_sums(), steps.keep_sums()
+    start, resume, keep = steps.start_sums(), steps.resume_rows(), steps.keep_rows()
     add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
     step_bytes, by_tiles = pieces * TILE_BYTES, by == "tiles"
     dots = steps.add_dots("bfloat16" if by_tiles else by)
@@ -301,7 +310,8 @@ def sums_kernel(pieces: int, by: str) -> Kernel:
         if not by_tiles:
             for part in range(4):
                 one, other = a + part // 2 * panel_a, b + part % 2 * panel_b
-                dots(place + part * TILE_BYTES, one, other, some, begin)
+                at = place + 4 * TILE_ROWS * (part // 2 * SUMS_PITCH + part % 2)
+                dots(at, one, other, some, begin)
         else:
             if begin == 0:
                 start(registers)
@@ -317,25 +327,29 @@ def sums_kernel(pieces: int, by: str) -> Kernel:
 
 @functools.cache
 def block_kernel(pieces: int, by: str) -> Kernel:
-    """Return ``f(product, A, B, C, number, part)``: a block, in a part of the workspace.
+    """Return ``f(product, A, B, C, row, column, turn, part)``: a block, in a part of the workspace.
 
-    by: see `tile_products.bind`. Not 0: operands are not `carried`.
+    row, column: of the block among blocks. turn: not 0 where the block above it has packed B in
+    this part. by: see `tile_products.bind`. Not 0: operands are not `carried`.
     """
     shapes, forget, pack = configured(*SHAPES), released(), _panels_kernel(pieces)
     step_bytes, by_tiles, add = pieces * TILE_BYTES, by == "tiles", sums_kernel(pieces, by)
     rule = 0 if by == "float16" else pieces
 
     @kernel
-    def block(w: Tiled, A: int, B: int, C: int, number: int, registers: int) -> int:
+    def block(
+        w: Tiled, A: int, B: int, C: int, row: int, column: int, turn: int, registers: int
+    ) -> int:
         count = (w.k + STEP_TERMS - 1) // STEP_TERMS
         down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
-        turns = (across + w.columns - 1) // w.columns
-        top, left = number // turns * w.rows, number % turns * w.columns
+        top, left = row * w.rows, column * w.columns
         height, width = min(w.rows, down - top), min(w.columns, across - left)
         several, sums = count > w.depth, registers + SUMS_BYTES
         room_a = sums + (w.rows * w.columns if several else 1) * SUMS_BYTES
         room_b = room_a + 2 * w.rows * min(count, w.depth) * step_bytes
-        noted = room_b + 2 * w.columns * min(count, w.depth) * step_bytes
+        held = count if w.together > 1 else min(count, w.depth)
+        noted = room_b + 2 * w.columns * held * step_bytes
+        known = noted + EXTREMES_BYTES * (w.rows + w.columns)
         least_a, most_a, least_b, most_b = w.least_a, w.most_a, w.least_b, w.most_b
         for begin in range(0, count, w.depth):
             some, low = min(w.depth, count - begin), begin * STEP_TERMS
@@ -349,9 +363,15 @@ def block_kernel(pieces: int, by: str) -> Kernel:
                 panel_a = count * step_bytes
                 a = A + 2 * top * panel_a + begin * step_bytes
             if w.places_b != 0:
-                source, lines = B + GROUP * left * w.B_line + low * w.B_term, w.n - GROUP * left
-                way = w.places_b, source, w.B_line, w.B_term, lines, room_b, noted, terms
-                least_b, most_b = pack(width, *way)
+                at = known + 16 * (begin // w.depth)
+                b += 2 * w.columns * begin * step_bytes if w.together > 1 else 0
+                if turn == 0:
+                    source, lines = B + GROUP * left * w.B_line + low * w.B_term, w.n - GROUP * left
+                    way = w.places_b, source, w.B_line, w.B_term, lines, b, noted, terms
+                    least_b, most_b = pack(width, *way)
+                    _put(at, 0, least_b)
+                    _put(at, 1, most_b)
+                least_b, most_b = _get(at, 0), _get(at, 1)
             else:
                 panel_b = count * step_bytes
                 b = B + 2 * left * panel_b + begin * step_bytes
@@ -365,9 +385,8 @@ def block_kernel(pieces: int, by: str) -> Kernel:
                     above, right = a + 2 * i * panel_a, b + 2 * j * panel_b
                     add(registers, place, above, right, panel_a, panel_b, some, begin)
                     if begin + w.depth >= count:
-                        row, column = GROUP * (top + i), GROUP * (left + j)
                         target = C, w.C_row, w.C_item, w.m, w.n
-                        store_group(place, *target, row, column, w.unpack)
+                        store_group(place, *target, GROUP * (top + i), GROUP * (left + j), w.unpack)
             if by_tiles:
                 forget()
         return 0

@@ -46,29 +46,7 @@ def start_sums() -> Intrinsic:
     return operation("amx start_sums", emit)
 
 
-@functools.cache
-def resume_sums() -> Intrinsic:
-    """Return ``f(registers, sums)``: go on with four tiles of sums in memory."""
-
-    def emit(builder: Any, registers: simd.Value, sums: simd.Value) -> None:
-        for tile in range(4):
-            amx.load_tile(builder, tile, sums, 64, amx.TILE_BYTES * tile)
-
-    return operation("amx resume_sums", emit)
-
-
-@functools.cache
-def keep_sums() -> Intrinsic:
-    """Return ``f(registers, sums)``: write the four tiles to memory."""
-
-    def emit(builder: Any, registers: simd.Value, sums: simd.Value) -> None:
-        for tile in range(4):
-            amx.store_tile(builder, tile, sums, amx.TILE_BYTES * tile)
-
-    return operation("amx keep_sums", emit)
-
-
-SUMS_PITCH = 2 * amx.TILE_ROWS  # numbers from row to row where the sums are 32 rows of 32
+SUMS_PITCH = 2 * amx.TILE_ROWS  # numbers from row to row of sums: results are stored in whole lines
 
 
 def _place(tile: int) -> int:
@@ -78,7 +56,7 @@ def _place(tile: int) -> int:
 
 @functools.cache
 def resume_rows() -> Intrinsic:
-    """Return what `resume_sums` does of 32 rows of sums."""
+    """Return ``f(registers, sums)``: go on with 32 rows of 32 sums in memory."""
 
     def emit(builder: Any, registers: simd.Value, sums: simd.Value) -> None:
         for tile in range(4):
@@ -89,7 +67,7 @@ def resume_rows() -> Intrinsic:
 
 @functools.cache
 def keep_rows() -> Intrinsic:
-    """Return what `keep_sums` does, as 32 rows of 32 sums."""
+    """Return ``f(registers, sums)``: write the sums to memory, as 32 rows of 32."""
 
     def emit(builder: Any, registers: simd.Value, sums: simd.Value) -> None:
         for tile in range(4):
@@ -131,17 +109,18 @@ def add_products(pieces: tuple[int, int], streamed: str = "") -> Intrinsic:
 def add_dots(dtype: str) -> Intrinsic:
     """Return ``f(sums, a, b, count, before)``: what tiles do, for one of the four, in vectors.
 
-    Adds `count` steps of 32 terms of a panel of A and one of B to 16 x 16 sums in memory, which
-    are read where `before` is not 0. Each row's sums stay in a register, and two terms of the row
-    meet sixteen columns in one instruction, which takes them from memory: bfloat16 by VDPBF16PS;
+    Adds `count` steps of 32 terms of a panel of A and one of B to 16 x 16 sums in memory, rows
+    `SUMS_PITCH` numbers apart, which are read where `before` is not 0. Each row's sums stay in a
+    register, and two terms of the row meet sixteen columns in one instruction, which takes them
+    from memory: bfloat16 by VDPBF16PS;
     float16 by VFMADDPH, 32 terms of a sum in float16 before they are added in float32.
     """
 
     def emit(builder: Any, *arguments: simd.Value) -> None:
         sums, a, b, count, before = arguments
-        vector, rows = simd.vector_type("float32"), range(amx.TILE_ROWS)
+        vector, rows, pitch = simd.vector_type("float32"), range(amx.TILE_ROWS), 4 * SUMS_PITCH
         fresh = builder.icmp_signed("==", before, before.type(0))
-        kept = [simd.load_vector(builder, sums, "float32", 64 * row) for row in rows]
+        kept = [simd.load_vector(builder, sums, "float32", pitch * row) for row in rows]
         kept = [builder.select(fresh, simd.constant(0.0), one) for one in kept]
         start, loop = builder.block, builder.append_basic_block("dots")
         after = builder.append_basic_block("summed")
@@ -171,7 +150,7 @@ def add_dots(dtype: str) -> Intrinsic:
         builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
         builder.position_at_end(after)
         for row, new in enumerate(grown):
-            simd.store_vector(builder, new, sums, 64 * row)
+            simd.store_vector(builder, new, sums, pitch * row)
 
     return operation(f"add_dots {dtype}", emit)
 

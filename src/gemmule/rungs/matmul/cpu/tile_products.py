@@ -143,9 +143,24 @@ def _product(problem: Problem, by: str) -> Tiled:
     return Tiled(**(dict.fromkeys(Tiled._fields, 0) | known))
 
 
-def _in_blocks(product: Tiled, rows: int, columns: int, pieces: int) -> Tiled:
-    room = workspace(block_bytes(rows, columns, product.k, product.depth, pieces))
-    return product._replace(rows=rows, columns=columns, workspace=room)
+def _in_blocks(product: Tiled, rows: int, columns: int, pieces: int, together: int = 1) -> Tiled:
+    found = product._replace(rows=rows, columns=columns, together=together)
+    return found._replace(workspace=workspace(block_bytes(found, pieces)))
+
+
+def blocks_together(down: int, across: int, threads: int) -> int:
+    """Return how many blocks below each other one thread should have, so that B is packed once.
+
+    down, across: blocks of C. As many as make nobody wait longer; of several threads each has two
+    shares at least.
+    """
+    rounds, least = -(-down * across // threads), 2 * threads if threads > 1 else 1
+
+    def serves(some: int) -> bool:
+        shares = -(-down // some) * across
+        return shares >= least and -(-shares // threads) * some <= rounds
+
+    return max((some for some in range(2, down + 1) if serves(some)), default=1)
 
 
 def _small(problem: Problem, by: str) -> Tiled:
@@ -182,8 +197,13 @@ def bind(
             product, blocks = _small(problem, by), 1
         else:
             rows, columns = block_groups(down, across, threads, most, packs)
-            product = _in_blocks(_product(problem, by), rows, columns, pieces)
-            blocks = -(-down // rows) * -(-across // columns)
+            high, wide = -(-down // rows), -(-across // columns)
+            together = 1 if ready[1] else blocks_together(high, wide, threads)
+            if together > 1:  # sums and A of half the rows stay nearer, and B is packed once anyway
+                rows, together = -(-rows // 2), 2 * together
+                high = -(-down // rows)
+            product = _in_blocks(_product(problem, by), rows, columns, pieces, together)
+            blocks = -(-high // together) * wide
         product = product._replace(**_lies(*steps))
         return blocks, product, np.array(product, np.int64)
 

@@ -85,28 +85,47 @@ def _word(builder: Any, frame: Value, index: int) -> Value:
     return simd.load_number(builder, frame, "int64", 8 * index)
 
 
+def _nth(builder: Any, base: Value, i: Value | int, nbytes: int) -> Value:
+    """Emit the address of the i-th of things of so many bytes; i is known, or a value."""
+    if isinstance(i, int):
+        return builder.add(base, base.type(nbytes * i))
+    return builder.add(base, builder.mul(i, i.type(nbytes)))
+
+
+def _in_block(builder: Any, i: Value | int) -> tuple[Value | int, Value | int]:
+    """Emit the sixteen rows that the i-th of 48 belongs to, and its number there."""
+    if isinstance(i, int):
+        return divmod(i, amx.TILE_ROWS)
+    rows = i.type(amx.TILE_ROWS)
+    return builder.udiv(i, rows), builder.urem(i, rows)
+
+
+def _chunk_words(builder: Any, frame: Value) -> list[Value]:
+    return [_word(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, NEXT, LAST, BYTES)]
+
+
+chunk_words = operation("amx chunk_words", _chunk_words)
+"""``f(frame)``: what `decode_row` takes of it, read once for all rows."""
+
+
 @functools.cache
-def decode_chunk(bits: int, has_zeros: bool) -> Intrinsic:
-    """Return ``f(frame)``: a chunk of 48 rows, or what there is of it, as tiles of weights."""
+def decode_row(bits: int, has_zeros: bool) -> Intrinsic:
+    """Return ``f(words, i)``: the i-th row of a chunk, or what there is of it, as weights."""
 
-    def emit(builder: Any, frame: Value) -> None:
-        decode = _decoding(builder, frame, bits, has_zeros, whole=False)
-        for i in range(BLOCK_ROWS):
-            decode(i)
+    def emit(builder: Any, words: list[Value], i: Value) -> None:
+        _decoding(builder, words, bits, has_zeros)(i)
 
-    return operation(f"amx decode_chunk {bits} {has_zeros}", emit)
+    return operation(f"amx decode_row {bits} {has_zeros}", emit)
 
 
 @functools.cache
-def scale_sums(bits: int, has_zeros: bool) -> Intrinsic:
-    """Return ``f(frame)``: add the pending sums of 48 rows to the totals."""
+def scale_row(bits: int, has_zeros: bool) -> Intrinsic:
+    """Return ``f(frame, i)``: add the pending sums of the i-th row to the totals."""
 
-    def emit(builder: Any, frame: Value) -> None:
-        scale = _scaling(builder, frame, bits, has_zeros)
-        for i in range(BLOCK_ROWS):
-            scale(i)
+    def emit(builder: Any, frame: Value, i: Value) -> None:
+        _scaling(builder, frame, bits, has_zeros)(i)
 
-    return operation(f"amx scale_sums {bits} {has_zeros}", emit)
+    return operation(f"amx scale_row {bits} {has_zeros}", emit)
 
 
 @functools.cache
@@ -124,7 +143,8 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
         )
         steps = [_scaling(builder, frame, bits, has_zeros)]
         if decoding:
-            steps.append(_decoding(builder, frame, bits, has_zeros, whole=True))
+            words = _chunk_words(builder, frame)
+            steps.append(_decoding(builder, words[:4], bits, has_zeros))
 
             def prefetch(i: int) -> None:
                 place = builder.add(ahead, builder.mul(apart, apart.type(i)))
@@ -153,28 +173,30 @@ def multiply_chunk(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> I
 
 
 def _decoding(
-    builder: Any, frame: Value, bits: int, has_zeros: bool, *, whole: bool
-) -> Callable[[int], None]:
-    """Return what emits the decoding of the i-th row."""
-    codes, step, table, out = (_word(builder, frame, i) for i in (CODES, ROW_STEP, TABLE, NEXT))
-    limits = None
-    if not whole:
-        limits = (_word(builder, frame, LAST), _word(builder, frame, BYTES))
+    builder: Any, words: list[Value], bits: int, has_zeros: bool
+) -> Callable[[Value | int], None]:
+    """Return what emits the decoding of the i-th row; words: `chunk_words`.
+
+    Without the last two of them all rows and bytes are there.
+    """
+    codes, step, table, out, *edge = words
+    limits = (edge[0], edge[1]) if edge else None
     decode, tiles = _nibbles if bits == 4 else _bytes, tiles_of(bits)
 
-    def emit(i: int) -> None:
-        block, lane = divmod(i, amx.TILE_ROWS)
+    def emit(i: Value | int) -> None:
+        block, lane = _in_block(builder, i)
         row = row_of_codes(builder, codes, step, i, limits)
-        place = builder.add(table, table.type(TABLE_BYTES * block))
-        for tile, weights in enumerate(decode(builder, row, place, lane, has_zeros)):
-            simd.store_vector(
-                builder, weights, out, amx.TILE_BYTES * (tiles * block + tile) + 64 * lane
-            )
+        zero = _nth(builder, _nth(builder, table, block, TABLE_BYTES), lane, 32 // bits)
+        to = _nth(builder, _nth(builder, out, block, tiles * amx.TILE_BYTES), lane, 64)
+        for tile, weights in enumerate(decode(builder, row, zero, has_zeros)):
+            simd.store_vector(builder, weights, to, amx.TILE_BYTES * tile)
 
     return emit
 
 
-def _scaling(builder: Any, frame: Value, bits: int, has_zeros: bool) -> Callable[[int], None]:
+def _scaling(
+    builder: Any, frame: Value, bits: int, has_zeros: bool
+) -> Callable[[Value | int], None]:
     """Return what emits the scaling of the i-th row.
 
     ``totals += (sums + rest of zero point * sum of x) * factor * scale``.
@@ -187,17 +209,17 @@ def _scaling(builder: Any, frame: Value, bits: int, has_zeros: bool) -> Callable
     if shrunk_by(bits):  # as the sums are
         activations = builder.fmul(activations, simd.constant(2.0 ** -shrunk_by(bits)))
 
-    def emit(i: int) -> None:
-        place = TABLE_BYTES * (i // amx.TILE_ROWS) + 4 * (i % amx.TILE_ROWS)
-        part = simd.load_vector(builder, sums, "float32", 64 * i)
+    def emit(i: Value | int) -> None:
+        block, lane = _in_block(builder, i)
+        numbers = _nth(builder, _nth(builder, table, block, TABLE_BYTES), lane, 4)
+        to = _nth(builder, totals, i, 64)
+        part = simd.load_vector(builder, _nth(builder, sums, i, 64), "float32")
         if has_zeros:
-            part = simd.fused(
-                builder, simd.spread(builder, table, RESTS + place), activations, part
-            )
+            part = simd.fused(builder, simd.spread(builder, numbers, RESTS), activations, part)
         part = builder.fmul(part, factors)
-        total = simd.load_vector(builder, totals, "float32", 64 * i)
-        total = simd.fused(builder, part, simd.spread(builder, table, SCALES + place), total)
-        simd.store_vector(builder, total, totals, 64 * i)
+        total = simd.load_vector(builder, to, "float32")
+        total = simd.fused(builder, part, simd.spread(builder, numbers, SCALES), total)
+        simd.store_vector(builder, total, to, 0)
 
     return emit
 
@@ -209,11 +231,11 @@ def window() -> list[int]:
     return [int(v) >> 16 for v in np.arange(-15, 16).astype(np.float32).view(np.uint32)]
 
 
-def _nibbles(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> list[Value]:
+def _nibbles(builder: Any, row: Value, zero: Value, has_zeros: bool) -> list[Value]:
     """Emit a look-up for nibble k of every 16 bits; the index ends in 5 bits, so tables repeat."""
     words = simd.vector_type("int16", 32)
     if has_zeros:
-        at = simd.load_number(builder, tables, "int64", WHOLE + 8 * i)
+        at = simd.load_number(builder, zero, "int64", WHOLE)
         few = simd.load_vector(builder, at, "int16", 0, 16)
         table = simd.shuffled(builder, few, few, [lane % 16 for lane in range(32)])
     else:
@@ -224,7 +246,7 @@ def _nibbles(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -
     return [simd.called(builder, name, words, table, index) for index in shifted]
 
 
-def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> list[Value]:
+def _bytes(builder: Any, row: Value, zero: Value, has_zeros: bool) -> list[Value]:
     """Emit ``code - zero`` as float16 of whole numbers, then as bfloat16, shrunk (`shrunk_by`).
 
     Moved down by the three bits that its significand is longer, copies of the sign cleared. Half
@@ -234,14 +256,12 @@ def _bytes(builder: Any, row: Value, tables: Value, i: int, has_zeros: bool) -> 
     codes, magic = builder.bitcast(row, words), words([MAGIC_BITS] * 32)
     taken = words([MAGIC_BITS + 128] * 32)
     if has_zeros:  # a pair of them
-        pair = builder.bitcast(
-            simd.spread(builder, tables, WHOLE + 4 * i), simd.vector_type("int32")
-        )
+        pair = builder.bitcast(simd.spread(builder, zero, WHOLE), simd.vector_type("int32"))
         taken = builder.bitcast(pair, words)
-    zero, weights = builder.bitcast(taken, halves), []
+    less, weights = builder.bitcast(taken, halves), []
     for code in (builder.and_(codes, words([255] * 32)), builder.lshr(codes, words([8] * 32))):
         large = builder.bitcast(builder.or_(code, magic), halves)
-        exact = builder.bitcast(builder.fsub(large, zero), words)
+        exact = builder.bitcast(builder.fsub(large, less), words)
         moved = builder.ashr(exact, words([3] * 32))
         weights.append(builder.and_(moved, words([0x8FFF] * 32)))
     return weights

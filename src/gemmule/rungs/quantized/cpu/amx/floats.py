@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gemmule.backends.cpu.amx import TILE_BYTES, TILE_ROWS, configured, released
 from gemmule.backends.cpu.intrinsics import load, store
-from gemmule.backends.cpu.jit import Kernel, kernel
+from gemmule.backends.cpu.jit import Kernel, apart, kernel
 from gemmule.backends.cpu.pool import in_pool, share_count
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, block_columns
 from gemmule.rungs._cpu import address
@@ -132,16 +132,34 @@ def _prepare_kernel(bits: int, scale_dtype: str, has_zeros: bool) -> Kernel:
 
 
 @functools.cache
+def _multiply_kernel(bits: int, pieces: int, has_zeros: bool, decoding: bool) -> Kernel:
+    """Return `ops.multiply_chunk` as a function of its own."""
+    emitted = ops.multiply_chunk(bits, pieces, has_zeros, decoding)
+
+    @apart
+    def multiply(frame: int) -> None:
+        emitted(frame)
+
+    return multiply
+
+
+@functools.cache
 def rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Kernel:
     """Return ``f(job, work, row, last, totals)``: add to the totals of 48 rows, panel by panel."""
-    decode_edge = ops.decode_chunk(bits, has_zeros)
-    scale_up = ops.scale_sums(bits, has_zeros)
+    decode_row, scale_row = ops.decode_row(bits, has_zeros), ops.scale_row(bits, has_zeros)
+    chunk_words = ops.chunk_words
     multiply, multiply_decode = (
-        ops.multiply_chunk(bits, pieces, has_zeros, decoding) for decoding in (False, True)
+        _multiply_kernel(bits, pieces, has_zeros, decoding) for decoding in (False, True)
     )
     prepare, weights = _prepare_kernel(bits, scale_dtype, has_zeros), ops.weights_bytes(bits)
     chunk_bytes_of_x, unused_at = ops.x_bytes(bits, pieces), _WEIGHTS_AT + 2 * weights
     width = block_columns(bits)
+
+    @apart
+    def decode_edge(frame: int, last: int) -> None:
+        words = chunk_words(frame)
+        for i in range(last + 1):  # behind them stands what rows before left: nobody takes its sums
+            decode_row(words, i)
 
     @kernel
     def add_rows(job: Product, work: int, row: int, last: int, totals: int) -> None:
@@ -151,7 +169,7 @@ def rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Ke
         _put_long(frame, _ROW_STEP, job.row_bytes)
         _put_long(frame, _FACTOR, job.factor)
         prepare(job, work, row, last, 0, per_group)
-        decode_edge(frame)
+        decode_edge(frame, last)
         _put_long(frame, _PENDING, work)
         _put_long(frame, _SCALED, work + _TABLES_AT)
         _put_long(frame, _SUMS_OF_X, job.x + chunk_bytes_of_x - 64)
@@ -162,7 +180,7 @@ def rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Ke
             if chunk + 1 < chunks:
                 fused = prepare(job, work, row, last, chunk + 1, per_group)
                 if not fused:
-                    decode_edge(frame)
+                    decode_edge(frame, last)
             _put_long(frame, _WEIGHTS, work + _WEIGHTS_AT + chunk % 2 * weights)
             for panel in range(panels):
                 x = job.x + chunk * chunk_bytes_of_x + panel * job.x_step
@@ -178,7 +196,8 @@ def rows_kernel(bits: int, pieces: int, scale_dtype: str, has_zeros: bool) -> Ke
                 _put_long(frame, _SUMS_OF_X, x + chunk_bytes_of_x - 64)
                 _put_long(frame, _TOTALS, totals + panel * TOTALS_BYTES)
                 turn += 1
-        scale_up(frame)
+        for i in range(BLOCK_ROWS):
+            scale_row(frame, i)
 
     return add_rows
 

@@ -96,14 +96,14 @@ def add_scaled(count: int) -> Intrinsic:
 
 
 def row_of_codes(
-    builder: Any, address: Value, step: Value, i: int, edge: tuple[Value, Value] | None
+    builder: Any, address: Value, step: Value, i: Value | int, edge: tuple[Value, Value] | None
 ) -> Value:
     """Emit a load of 64 bytes of the i-th row.
 
     edge: the number of the last row, which stands for those behind it, and how many bytes of a row
     there are; None: all rows and 64 bytes are there, which takes half the instructions.
     """
-    row = address.type(i)
+    row = address.type(i) if isinstance(i, int) else i
     if edge is not None:
         row = builder.select(builder.icmp_signed("<=", row, edge[0]), row, edge[0])
     start = builder.add(address, builder.mul(row, step))
