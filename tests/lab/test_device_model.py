@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def test_a_sample_is_measured_fitted_and_kept(capsys: pytest.CaptureFixture[str]
     assert kept["machine"] == machine.name
     assert sample.path_of(machine).is_file()
     words = capsys.readouterr().out
-    assert f"{told['products']} products measured {told['rows']} ways" in words
+    assert f"products measured: {told['products']}, ways: {told['rows']}" in words
+    assert "too few to fit to or to judge by; --products N measures more" in words
+    assert re.search(r"^read +[\d.]+ GB/s$", words, re.MULTILINE)
     again = device_model.make("cpu", products=0)
     assert again["rows"] == told["rows"]
 
