@@ -46,13 +46,17 @@ def make(
 
     beside: products besides those of the seed. Ctrl-C keeps what was measured so far.
     """
-    with bar() as progress:
-        task = progress.add_task("measuring")
+    try:
+        with bar() as progress:
+            task = progress.add_task("measuring")
 
-        def told(what: str, done: int, total: int) -> None:
-            progress.update(task, description=what, completed=done, total=total)
+            def told(what: str, done: int, total: int) -> None:
+                progress.update(task, description=what, completed=done, total=total)
 
-        made = models.make(device, told, seed=seed, products=products, only=only, beside=beside)
+            made = models.make(device, told, seed=seed, products=products, only=only, beside=beside)
+    except KeyboardInterrupt:
+        click.echo("what was measured so far is kept; the same command goes on behind it")
+        raise
     judged = made.judged
     rows = tuple((name, f"{error:.0%}") for name, error in sorted(judged.errors.items()))
     if rows:
