@@ -8,10 +8,12 @@ chosen for what stands there: it says what others saw, and where to look.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
+import math
 import re
-import sys
+import stat
 import tempfile
 import zipfile
 import zlib
@@ -39,6 +41,7 @@ FOLDER = "shared"
 LIMITS = {JUDGED: MAX_BYTES, CHECKS: 1 << 20, BENCH: 4 << 20, MODEL: MAX_BYTES}
 NEEDED = frozenset({JUDGED, CHECKS, BENCH})
 MOST_ARCHIVE_BYTES = 4 << 20
+PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _BROKEN = (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)
 _WORD = re.compile(r"[\w .,:;()'+/@=%-]{0,200}")
 
@@ -81,10 +84,18 @@ def read(path: Path) -> tuple[Shared, dict[str, bytes]]:
 
 def _contents(path: Path) -> dict[str, bytes]:
     """Return the files of an archive, none larger than it may be."""
-    if path.stat().st_size > MOST_ARCHIVE_BYTES:
-        raise ValueError(f"{path} has more than {MOST_ARCHIVE_BYTES:,} bytes.")
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode) or state.st_size > MOST_ARCHIVE_BYTES:
+        raise ValueError(
+            f"{path} is no regular file, or has more than {MOST_ARCHIVE_BYTES:,} bytes."
+        )
     with zipfile.ZipFile(path) as archive:
-        names = [one.filename for one in archive.infolist()]
+        held = archive.infolist()
+        names = [one.filename for one in held]
+        if any(one.compress_type not in PLAIN for one in held):  # others may want much memory
+            raise ValueError(
+                f"{path} is packed in another way than gemmule verify --share does it."
+            )
         if len(names) != len(set(names)) or not NEEDED <= set(names) <= set(LIMITS):
             raise ValueError(
                 f"{path} holds {names[:8]!r}; it must hold {', '.join(sorted(NEEDED))}, perhaps "
@@ -167,10 +178,22 @@ def _is_tree(value: Any, depth: int) -> bool:
         return depth > 0 and all(_is_tree(one, depth - 1) for one in value)
     if isinstance(value, str):
         return _WORD.fullmatch(value) is not None and FOLDERS.search(value) is None
-    return value is None or isinstance(value, bool | int | float)
+    return value is None or isinstance(value, bool | int) or math.isfinite(value)
+
+
+def main() -> None:
+    """Tell of each archive what it holds, and add it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("archives", nargs="+", type=Path, metavar="ARCHIVE")
+    for given in parser.parse_args().archives:
+        try:
+            print(in_words(read(given)[0]))
+            print(f"added as {take(given, evidence.folder())}")
+        except FileExistsError as error:
+            raise SystemExit(f"{given} is there already, as {error.filename}") from None
+        except ValueError as error:
+            raise SystemExit(f"refused: {error}") from None
 
 
 if __name__ == "__main__":
-    for given in sys.argv[1:]:
-        print(in_words(read(Path(given))[0]))
-        print(f"added as {take(Path(given), evidence.folder())}")
+    main()

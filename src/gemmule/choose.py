@@ -282,14 +282,7 @@ def _copies(problem: Problem, adapted: Problem) -> tuple[tuple[str, ...], float]
 def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Choice:
     named = [r for r in all_rungs(machine.backend) if r.name == name]
     if not named:
-        known = list(dict.fromkeys(r.name for r in all_rungs(machine.backend)))
-        import difflib
-
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = f"did you mean {near[0]!r}? There are" if near else "there are"
-        raise ValueError(
-            f"no {machine.backend} rung is called {name!r}; {meant}: {', '.join(known)}."
-        )
+        raise ValueError(_no_such_rung(call.problem, machine, name))
     reasons = [f"{r.folder}/{name}: {_refusal(r, call.problem, machine)}" for r in named]
     for problem, copies, _ in _variants(call.problem, machine):
         for rung in named:
@@ -303,6 +296,20 @@ def _named(call: Call, machine: Machine, name: str, params: Frozen | None) -> Ch
                 why = "named by the caller"
                 return Choice(call, problem, rung, chosen, machine, why, expected, copies)
     raise ValueError(f"rung {name} cannot compute {call.problem.describe()}. {'; '.join(reasons)}.")
+
+
+def _no_such_rung(problem: Problem, machine: Machine, name: str) -> str:
+    """Return that a back end has no rung of this name, and which compute the operation there."""
+    import difflib
+
+    coded = problem.quant is not None
+    rungs = [r for r in all_rungs(machine.backend) if (r.op, r.quantized) == (problem.op, coded)]
+    known, other = [r.name for r in rungs], "cuda" if machine.backend == "cpu" else "cpu"
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {near[0]!r}? There are" if near else "there are"
+    if any(r.name == name for r in all_rungs(other)):
+        meant = f"it is one of {other}, for operands there. Here are"
+    return f"no {machine.backend} rung is called {name!r}; {meant}: {', '.join(known)}."
 
 
 def _refusal(rung: Rung, problem: Problem, machine: Machine) -> str | None:

@@ -158,7 +158,10 @@ def run(
         click.echo(error.format_message(), err=True)
         return 2
     except click.ClickException as error:
-        _say(error.format_message())
+        more = ""
+        if isinstance(error, click.NoSuchOption) and error.ctx and not error.possibilities:
+            more = f" {error.ctx.command_path} --help lists them."
+        _say(error.format_message() + more)
         return 2
     except WrongResultError as error:
         _say(str(error))

@@ -255,6 +255,7 @@ def service(machine: Machine) -> Iterator[Finding]:
 
     words, advice = served.compiled_for(machine)
     yield Finding("GPU", _noted(advice), words, advice)
+    yield _times(machine)
     found = list(served.served(machine))
     told = {
         served.HERE: ", ".join(dict.fromkeys(_rung(o) for o in found if o.how == served.HERE)),
@@ -270,6 +271,19 @@ def service(machine: Machine) -> Iterator[Finding]:
     if missing:
         names = ", ".join(one.product for one in missing)
         yield Finding("GPU products", NOTE, f"not served: {names}", missing[0].reason)
+
+
+def _times(machine: Machine) -> Finding:
+    """Tell whose times choices of kernels on a GPU are made by."""
+    from gemmule.storage import models
+
+    other = models.borrowed(machine)
+    if other:
+        words = f"those of {other}; none were measured here"
+        command = "gemmule tune --device-model --device cuda measures them here, in minutes"
+        return Finding("GPU times", NOTE, words, command)
+    day = models.of(machine).measured
+    return Finding("GPU times", OK, f"measured here on {day}" if day else "shipped for this GPU")
 
 
 def _rung(one: Served) -> str:

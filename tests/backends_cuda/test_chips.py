@@ -32,6 +32,7 @@ from gemmule.storage import first_use
 from gemmule.tuning import first_use as asking
 from gemmule_lab import served
 from gemmule_lab.doctor import service
+from proofs import proofs
 
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 needs_nvrtc = pytest.mark.skipif(not nvrtc.known_architectures(), reason="NVRTC does not load")
@@ -132,6 +133,35 @@ def test_what_is_chosen_compiles_and_fits(arch: str) -> None:
         assert not module.is_ptx or target in module.cubin
         assert set(module.symbols) == {step.kernel for step in steps}
         starter.check_shared(module, steps, machine)
+
+
+PLAIN = [rung for rung in cuda_rungs() if rung.runs_on("sm_75")]
+
+
+def compiled(rung: CudaRung, arch: str) -> None:
+    variant = next(proofs.variants(rung))
+    module, _ = nvrtc.build(rung.source_path, variant.kernels[:1], arch, variant.defines)
+    assert module.symbols
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("rung", PLAIN, ids=lambda rung: f"{rung.folder}-{rung.name}")
+def test_plain_rungs_compile_where_nothing_is_listed(rung: CudaRung) -> None:
+    """Each for one of the chips that no rung declares, by turns; a long run takes them all."""
+    known = nvrtc.known_architectures()
+    here = [arch for arch in UNLISTED if architectures.number(arch) in known]
+    compiled(rung, here[PLAIN.index(rung) % len(here)])
+
+
+@needs_nvrtc
+@pytest.mark.soak
+@pytest.mark.parametrize("arch", [arch for arch in UNLISTED if not architectures.is_ptx(arch)])
+def test_every_rung_of_an_unlisted_chip_compiles(arch: str) -> None:
+    if architectures.number(arch) not in nvrtc.known_architectures():
+        pytest.skip(f"NVRTC {nvrtc.compiler_version()} does not know it")
+    for rung in cuda_rungs():
+        if rung.runs_on(arch):
+            compiled(rung, arch)
 
 
 def test_too_much_shared_memory_is_refused_before_a_launch() -> None:
@@ -263,6 +293,7 @@ def test_what_is_proved_elsewhere_is_checked_once(
     assert np.array_equal(multiplied(plan), A @ X)
     assert "proof      proved on NVIDIA H" in plan.explain()
     assert "; checked on this device, 20" in plan.explain()
+    assert ", by the times of NVIDIA H" in plan.explain()
     spark.ran.clear()
     first_use.forget()  # as another process
     forget_plans()
@@ -398,6 +429,9 @@ def test_doctor_tells_what_a_chip_is_served(tmp_path: Path, setting: Callable[..
     spark = machine_of("sm_121a")
     told = shown(spark)
     assert "kernels are compiled for it; it takes the rungs of sm_120a" in told
+    assert "note GPU times: those of NVIDIA H" in told
+    assert "-> gemmule tune --device-model --device cuda measures them here" in told
+    assert "ok GPU times: shipped for this GPU" in shown(replace(spark, name="NVIDIA H200"))
     assert "proved on NVIDIA H" in told
     assert "checked here at first use: streamed_rows, " in told
     name = ("matvec", "streamed_rows", "float32,float32,float32")

@@ -49,6 +49,12 @@ def saved(tmp_path: Path) -> tuple[Any, Path]:
     return model, tmp_path / "m.safetensors"
 
 
+def test_a_file_is_as_public_as_others(saved: tuple[Any, Path]) -> None:
+    path = saved[1].with_name("other")
+    path.touch()
+    assert saved[1].stat().st_mode == path.stat().st_mode
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta", "quantised"])
 def test_a_model_comes_back(saved: tuple[Any, Path], device: str) -> None:
     model, path = saved

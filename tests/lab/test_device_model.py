@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gemmule.errors import DeviceError
 from gemmule.storage import rates
 from gemmule.tuning import fit, models, sample
 from gemmule_lab.bench import hunt
+from gemmule_lab.cli import run
 from gemmule_lab.harness.products import Product
 from gemmule_lab.tune import device_model
 
@@ -38,7 +40,9 @@ def test_a_sample_is_measured_fitted_and_kept(capsys: pytest.CaptureFixture[str]
     assert kept["machine"] == machine.name
     assert sample.path_of(machine).is_file()
     words = capsys.readouterr().out
-    assert f"{told['products']} products measured {told['rows']} ways" in words
+    assert f"products measured: {told['products']}, ways: {told['rows']}" in words
+    assert "too few to fit to or to judge by; --products N measures more" in words
+    assert re.search(r"^read +[\d.]+ GB/s$", words, re.MULTILINE)
     again = device_model.make("cpu", products=0)
     assert again["rows"] == told["rows"]
 
@@ -51,6 +55,19 @@ def test_one_rung_is_measured_alone(capsys: pytest.CaptureFixture[str]) -> None:
         device_model.make("cpu", products=1, only="four_row")
     with pytest.raises(ValueError, match="several cpu rungs are called 'blas'"):
         device_model.make("cpu", products=1, only="blas")
+
+
+def test_who_stops_it_is_told_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "make", stopped)
+    assert run(["tune", "--device-model"]) == 130
+    told = capsys.readouterr()
+    assert "what was measured so far is kept; the same command goes on" in told.out
+    assert "stopped" in told.err
 
 
 def test_a_lost_device_ends_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:

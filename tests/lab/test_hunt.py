@@ -77,7 +77,9 @@ def test_everyday_products_stay_within_their_sides_and_large_slow_ones_are_count
         hunt.Find(Product("matvec", "int4", (rows, 600)), "a", 1.0, ratio, None, "a", 1.0)
         for rows, ratio in ((512, 0.89), (511, 0.5), (600, 0.91), (700, 2.0))
     ]
-    assert hunt.Hunt("numpy", finds).large() == "of 3 from 512 a side on 1, 33.3%, below 0.9"
+    assert hunt.Hunt("numpy", finds).large() == (
+        "1 of 3 products of sides from 512 on (33.3%) below 0.9 of numpy's speed"
+    )
 
 
 def test_more_work_in_less_time_is_told() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
+import os
 import socket
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -125,6 +129,10 @@ DAMAGE: dict[str, tuple[Callable[[Files], Files], str]] = {
     "no JSON": (lambda f: {**f, MODEL: b"{"}, "is no JSON"),
     "code": (lambda f: {**f, MODEL: b'{"device": "`x`"}'}, "more than numbers and short names"),
     "deep": (lambda f: {**f, MODEL: b'{"a":' * 99 + b"1" + b"}" * 99}, "more than numbers"),
+    "infinite": (
+        lambda f: {**f, MODEL: f[MODEL].replace(b"2e-06", b"Infinity")},
+        "more than numbers and short names",
+    ),
     "other model": (lambda f: {**f, MODEL: b'{"device": "B300"}'}, "is not of NVIDIA GeForce"),
 }
 
@@ -164,6 +172,47 @@ def test_what_is_no_archive_or_unpacks_to_gigabytes_is_refused(tmp_path: Path) -
     path.write_bytes(bytes(take_shared.MOST_ARCHIVE_BYTES + 1))
     with pytest.raises(ValueError, match="has more than 4,194,304 bytes"):
         read(path)
+    path.unlink()
+    os.mkfifo(path)  # nobody writes to it: who opened it would wait
+    with pytest.raises(ValueError, match="is no regular file"):
+        read(path)
+
+
+def test_only_the_ways_of_packing_that_take_little_memory_are_unpacked(archive: Path) -> None:
+    for way in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        other = archive.with_name("other.zip")
+        with zipfile.ZipFile(other, "w", way) as held:
+            for name, content in _files(archive).items():
+                held.writestr(name, content)
+        with pytest.raises(ValueError, match="is packed in another way"):
+            read(other)
+
+
+def test_a_device_may_not_name_a_folder(archive: Path) -> None:
+    for name in ("../../../tmp/evil", "..", "/etc"):
+        judged = replace(sample().judged, device=name)
+        other = archive.with_name("other.zip")
+        sharing.pack(other, sample(judged=judged, bench=measured_on(name), model=None))
+        with contextlib.suppress(ValueError):  # refused, or it is below the folder given
+            place = take_shared.take(other, archive.parent / "evidence")
+            assert (archive.parent / "evidence").resolve() in place.resolve().parents
+            assert ".." not in place.parts
+        other.unlink()
+
+
+def test_the_tool_says_in_a_line_what_it_did(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "no.zip").write_text("hello")
+
+    def said(*given: str) -> tuple[int, str]:
+        command = [sys.executable, take_shared.__file__, *given]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        return found.returncode, found.stderr
+
+    assert said()[0] == 2  # none was named
+    code, words = said(str(tmp_path / "no.zip"))
+    assert code == 1
+    assert words.startswith("refused: ")
+    assert words.count("\n") == 1
 
 
 def test_the_tool_adds_an_archive_once_and_proves_nothing_by_it(archive: Path) -> None:

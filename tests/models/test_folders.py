@@ -28,6 +28,8 @@ def test_a_folder_is_that_of_the_quantised_model(
     options = ["--bits", "8", "--group-size", "32", "--method", "rtn"]
     assert run(["quantize", str(floats), str(out), *options]) == 0
     assert "tensors quantised" in capsys.readouterr().out
+    modes = {file.suffix: file.stat().st_mode for file in out.iterdir()}
+    assert modes[".safetensors"] == modes[".json"]  # whoever may read one may read the other
     kind = architectures.MODELS[name][0]
     here = kind.from_pretrained(out)
     there = kind.from_pretrained(floats, quantization_config=GemmuleConfig(8, 32))

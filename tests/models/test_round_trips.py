@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,3 +143,19 @@ def test_what_is_not_whole_or_too_new_is_refused(tmp_path: Path) -> None:
     config.write_text(text)
     with pytest.raises(ValueError, match="disk"):
         type(model).from_pretrained(tmp_path, device_map={"model": "cpu", "lm_head": "disk"})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "x"}, "method is 'x'; known are rtn, mse, hqq, gptq"),
+        ({"method": "hqq", "symmetric": True}, "symmetric=True has none"),
+        ({"scale_dtype": "int8"}, "scale_dtype is 'int8'"),
+        ({"number_format": "mxfp4", "method": "hqq"}, "of format 'mxfp4' take one of rtn, mse"),
+        ({"layers": {"*.up_proj": {"method": "y"}}}, "method is 'y'"),
+        ({"layers": {"*.up_proj": {"format": "nvfp4", "method": "hqq"}}}, "of format 'nvfp4'"),
+    ],
+)
+def test_options_are_refused_before_a_model_is_loaded(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        GemmuleConfig(**options)

@@ -43,6 +43,7 @@ def test_a_kept_model_is_what_was_kept_and_comes_first() -> None:
     assert (found.device, found.measured) == ("A card", "2026-11-27")
     assert models.error(CARD, "matvec/split_rows") == 0.09
     assert models.error(CARD, "matvec/even_rows") is None
+    assert models.borrowed(CARD) == ""
 
 
 def test_what_is_stored_is_ignored_where_tuning_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +51,7 @@ def test_what_is_stored_is_ignored_where_tuning_is_off(monkeypatch: pytest.Monke
     monkeypatch.setenv("GEMMULE_TUNE", "0")
     forget_plans()
     assert models.of(CARD).measured == ""
+    assert models.borrowed(CARD) == f"{SHIPPED.device}, scaled by the clocks"
 
 
 def _rename(record: dict[str, Any]) -> None:
@@ -135,6 +137,7 @@ def test_a_device_like_that_of_a_model_has_its_numbers_and_no_errors() -> None:
     found = models.of(replace(CARD, name="NVIDIA H100 PCIe", clock_hz=1.0e9))
     assert found.numbers is SHIPPED.numbers
     assert found.errors == {}
+    assert models.borrowed(replace(CARD, name="NVIDIA H100 PCIe")) == SHIPPED.device
 
 
 def test_every_card_that_was_measured_has_a_model_of_its_own() -> None:

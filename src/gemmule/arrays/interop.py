@@ -77,8 +77,9 @@ def unwrap(obj: Any, argument: str) -> Operand:
             return device_arrays.from_interface(obj, argument)
         if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
             return _from_dlpack(obj, argument)
+    module = type(obj).__module__.replace("builtins", "")
     raise TypeError(
-        f"{argument} is a {type(obj).__module__}.{type(obj).__qualname__}; needed is a NumPy, "
+        f"{argument} is a {module}{module and '.'}{type(obj).__qualname__}; needed is a NumPy, "
         "PyTorch, CuPy or JAX array, or one with DLPack or __cuda_array_interface__. "
         f"{_way_in(obj)}"
     )

@@ -73,6 +73,8 @@ def _expected(problem: Problem, seconds: float, choice: Choice) -> str:
     error = models.error(machine, f"{choice.rung.folder}/{choice.rung.name}")
     if error is not None and not choice.reason.startswith("tuned"):
         words += f", within {max(error, 0.01):.0%}"
+    if machine.backend == "cuda" and (other := models.borrowed(machine)):
+        words += f", by the times of {other}"
     share = problem.compulsory_bytes / seconds / machine.read_bytes_per_s
     if not matrices or share >= TELLING_SHARE:
         ceiling = f"{machine.read_bytes_per_s / 1e9:,.0f} GB/s"

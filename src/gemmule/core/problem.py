@@ -87,7 +87,8 @@ def result_dtype(a: str, b: str, out_dtype: str | None = None) -> str:
     default = _default_result(a, b)
     if out_dtype is None:
         return default
-    check_dtype(out_dtype, "out_dtype")
+    if out_dtype not in DTYPES:
+        raise TypeError(f"out_dtype is {out_dtype}; it must be one of {', '.join(DTYPES)}.")
     if _kind(out_dtype) != _kind(default):
         raise TypeError(
             f"out_dtype is {out_dtype}, but the product of {a} and {b} is of kind "

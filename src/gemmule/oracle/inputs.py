@@ -166,7 +166,7 @@ def make_inputs(
         frames = (out, b, a)
     ends = None
     if problem.op == "grouped":
-        frames = (*frames, _among_poison(group_ends(rng, problem.m, problem.batch)))
+        frames = (*frames, among_poison(group_ends(rng, problem.m, problem.batch)))
         ends = frames[-1].array
     marks = _fingerprints(a_values, frames[1:])
     return Inputs(case, a_values, b.array, out.array, exact_below, frames, marks, ends)
@@ -185,7 +185,7 @@ def _grouped_codes(case: Case, rng: np.random.Generator) -> Inputs:
     a = lay_out(shape_a, problem, "a", case.view)
     out = lay_out(shape_out, problem, "out", case.view)
     a.array[...] = values.T
-    frames = (out, a, _among_poison(group_ends(rng, problem.m, problem.batch)))
+    frames = (out, a, among_poison(group_ends(rng, problem.m, problem.batch)))
     marks = _fingerprints(codes, frames[1:])
     ends = frames[-1].array
     return Inputs(case, a.array, codes, out.array, exact_below, frames, marks, ends)
@@ -208,7 +208,7 @@ def group_ends(rng: np.random.Generator, tokens: int, experts: int) -> Array:
     return np.asarray(np.cumsum(sizes), np.int32)
 
 
-def _among_poison(values: Array) -> Frame:
+def among_poison(values: Array) -> Frame:
     """Return a copy of a vector whose buffer holds large numbers before and behind it."""
     buffer = np.full(values.nbytes + 2 * GUARD_BYTES + 64, 0x7F, np.uint8)
     base = GUARD_BYTES + -(int(buffer.__array_interface__["data"][0]) + GUARD_BYTES) % 64

@@ -62,12 +62,15 @@ class Verdict:
 
 def check(inputs: Inputs, arithmetic: Arithmetic, params: Params, out: Array) -> Verdict:
     """Judge the output of one case, computing its truth on the way."""
-    exact = inputs.case.kind == "integers"
+    return judge(inputs.case.problem, arithmetic, params, inputs, out, truth_of(inputs))
+
+
+def truth_of(inputs: Inputs) -> Truth:
+    """Compute the right result of a case."""
+    exact, operands = inputs.case.kind == "integers", (inputs.case.problem, inputs.a, inputs.b)
     if inputs.ends is None:
-        truth = reference(inputs.case.problem, inputs.a, inputs.b, exact=exact)
-    else:
-        truth = grouped_reference(inputs.case.problem, inputs.a, inputs.b, inputs.ends, exact=exact)
-    return judge(inputs.case.problem, arithmetic, params, inputs, out, truth)
+        return reference(*operands, exact=exact)
+    return grouped_reference(*operands, inputs.ends, exact=exact)
 
 
 def judge(

@@ -162,11 +162,7 @@ def float_coded(
     """Return a matrix, or several behind each other, in codes that are 4-bit floats."""
     refuse_distributed(W, "W")
     checks.one_of("format", form, float4.GROUP_SIZES)
-    if checks.one_of("method", method, (*METHODS, "gptq")) not in float4.METHODS:
-        raise ValueError(
-            f"method {method!r} finds scales and zero points of integers; of format {form!r} take "
-            f"one of {', '.join(float4.METHODS)}"
-        )
+    check_method(method, form=form)
     W, device = opened(W)
     checks.float_matrix(W)
     shape, device = tuple(W.shape), device or place_of(W)
@@ -189,13 +185,23 @@ def float_coded(
     return matrix if device is None else matrix.to(device)
 
 
+def check_method(method: str, *, symmetric: bool = False, form: str | None = None) -> None:
+    """Raise ValueError for a method that is unknown, or finds what codes of this kind lack."""
+    checks.one_of("method", method, (*METHODS, "gptq"))
+    if form is not None and method not in float4.METHODS:
+        raise ValueError(
+            f"method {method!r} finds scales and zero points of integers; of format {form!r} take "
+            f"one of {', '.join(float4.METHODS)}"
+        )
+    if method == "hqq" and symmetric:
+        raise ValueError("method 'hqq' finds zero points, and symmetric=True has none: use 'mse'")
+
+
 def _agree(
     method: str, symmetric: bool, group_size: int | None, importance: Any, hessian: Any
 ) -> None:
-    """Raise ValueError for a method that is unknown, or beside what it cannot be beside."""
-    known = (*METHODS, "gptq")
-    if checks.one_of("method", method, known) == "hqq" and symmetric:
-        raise ValueError("method 'hqq' finds zero points, and symmetric=True has none: use 'mse'")
+    """Raise ValueError for a method beside what it cannot be beside."""
+    check_method(method, symmetric=symmetric)
     if (method == "gptq") != (hessian is not None):
         raise ValueError(
             "method 'gptq' needs hessian=, the second moments X^T X of the inputs, such as "

@@ -27,6 +27,7 @@ log = logging.getLogger("gemmule")
 
 SHIPPED = Path(__file__).parents[1] / "tuned" / "models"
 FOLDER = "models"
+SCALED = ", scaled"  # with what the origin of a model ends whose times were
 
 
 def numbers(machine: Machine, rung: str) -> Numbers:
@@ -45,6 +46,13 @@ def of(machine: Machine) -> DeviceModel:
 @remembered(16)
 def _known(name: str, arch: str, units: int, ceiling: float, clock_hz: float) -> DeviceModel:
     return read(name, arch, units) or _nearest(name, arch, units, ceiling, clock_hz)
+
+
+def borrowed(machine: Machine) -> str:
+    """Return whose times plans on a GPU begin with, or ``""`` where they are the device's own."""
+    model = of(machine)
+    how = ", scaled by the clocks" if model.origin.endswith(SCALED) else ""
+    return "" if model.device == machine.name else f"{model.device}{how}"
 
 
 def error(machine: Machine, rung: str) -> float | None:
@@ -108,7 +116,7 @@ def scaled(model: DeviceModel, clocks: float) -> DeviceModel:
         rung: {name: n / clocks if device_model.is_time(name) else n for name, n in own.items()}
         for rung, own in model.numbers.items()
     }
-    return replace(model, numbers=trees, errors={}, origin=f"{model.origin}, scaled")
+    return replace(model, numbers=trees, errors={}, origin=f"{model.origin}{SCALED}")
 
 
 def path_of(name: str, arch: str, units: int) -> Path:

@@ -156,8 +156,8 @@ def problem_of(fields: Any) -> Problem:
         raise ValueError(f"a problem has the fields {', '.join(known)}.")
     problem = decode(Problem, fields, "a problem")
     sizes = (problem.m, problem.n, problem.k, problem.batch)
-    if problem.op not in ("matvec", "matmul") or min(sizes) < 0:
-        raise ValueError("a problem's op is matvec or matmul, and no size is negative.")
+    if problem.op not in ("matvec", "matmul", "grouped") or min(sizes) < 0:
+        raise ValueError("a problem's op is matvec, matmul or grouped, and no size is negative.")
     if any(name not in _QUANT_DTYPES for name in (problem.a, problem.b, problem.out)):
         raise ValueError(f"{problem.a}, {problem.b}, {problem.out} are not all dtypes.")
     return check_problem(problem)

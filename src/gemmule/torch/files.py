@@ -63,9 +63,20 @@ def save_model(model: torch.nn.Module, path: FilePath, *, overwrite: bool = Fals
         if isinstance(one, Coded)
     }
     metadata = {_KEY: FORMAT, "layers": json.dumps(layers), "ties": json.dumps(ties)}
-    begun = Path(path).with_name(f".{Path(path).name}.new")
+    write_tensors(tensors, Path(path), metadata)
+
+
+def write_tensors(tensors: dict[str, Any], path: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file, which appears when it is complete; its mode follows the umask.
+
+    From 0.8 on safetensors makes files that nobody but their owner may read.
+    """
+    begun = path.with_name(f".{path.name}.new")
     try:
+        begun.touch()
+        mode = begun.stat().st_mode & 0o777
         save_file(tensors, begun, metadata)
+        begun.chmod(mode)
         begun.replace(path)
     finally:
         begun.unlink(missing_ok=True)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
 
@@ -26,6 +25,7 @@ from gemmule.quant import rounding
 from gemmule.quant.files import FilePath, check_floats, model_files
 from gemmule.quant.quantize import quantize
 from gemmule.torch.experts import Kept, QuantStack
+from gemmule.torch.files import write_tensors
 from gemmule.torch.floats import is_turned
 from gemmule.torch.layer import QuantLinear
 from gemmule.torch.parts import PARTS
@@ -216,9 +216,7 @@ def _written(
             for weight in shard:
                 tensors |= weight.tensors()
                 yield weight
-            begun = file.with_suffix(".begun")
-            save_file(tensors, begun, {"format": "pt", **marks})
-            begun.replace(file)
+            write_tensors(tensors, file, {"format": "pt", **marks})
             del tensors
         else:
             yield from shard

@@ -80,11 +80,14 @@ def quantize_(
     """
     if not isinstance(model, torch.nn.Module) or not (filter is None or callable(filter)):
         raise TypeError(
-            f"quantize_ takes a torch.nn.Module and a function as its filter; got {model!r:.60} "
-            f"and {filter!r:.60}"
+            "quantize_ takes a torch.nn.Module, and as its filter None or a function; got a "
+            f"{type(model).__name__} and a {type(filter).__name__}."
         )
     if type(model) is torch.nn.Linear:
-        raise ValueError("the model is one linear layer: use QuantLinear.from_linear")
+        raise ValueError(
+            "the model is one linear layer, which cannot be replaced in place: use "
+            "gemmule.torch.QuantLinear.from_linear(layer, bits=4), which returns another."
+        )
     before, taken = nbytes(model), list(places(model, filter))
     mixtures = list(places(model, filter, is_experts))
     common = {"bits": bits, "group_size": group_size, **options}

@@ -25,7 +25,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from gemmule.quant import checks, float4
-from gemmule.quant.quantize import quantize
+from gemmule.quant.quantize import check_method, quantize
 from gemmule.torch.coded import Coded
 from gemmule.torch.experts import Kept, QuantExperts, QuantStack, how_kept, is_experts
 from gemmule.torch.floats import is_turned
@@ -102,6 +102,11 @@ class GemmuleConfig(QuantizationConfigMixin):  # type: ignore[misc]
                 checks.one_of(f"an option of layers[{name!r}]", option, (*OPTIONS, "format"))
             checks.bits(given.get("bits", self.bits))
             checks.group_size(given.get("group_size", self.group_size))
+        for options in (vars(self), *({**vars(self), **own} for own in self.layers.values())):
+            form = options.get("format") if options.get("format") in float4.GROUP_SIZES else None
+            form = form or options.get("number_format")
+            check_method(options["method"], symmetric=options["symmetric"], form=form)
+            checks.one_of("scale_dtype", options["scale_dtype"], checks.SCALE_DTYPES)
 
     def options_of(self, name: str) -> dict[str, Any]:
         """Return the options of `gemmule.quantize` for the layer of a name."""

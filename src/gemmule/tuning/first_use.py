@@ -14,26 +14,18 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gemmule import backends
-from gemmule.arrays import interop
 from gemmule.backends.cuda import streams
-from gemmule.backends.cuda.grouped import prepare as prepare_grouped
 from gemmule.backends.cuda.starter import kernels, made_of
-from gemmule.core.canonical import Options
 from gemmule.core.choice import Choice
-from gemmule.core.grouped import grouped as grouped_call
 from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Step
 from gemmule.errors import CompileError, DeviceError
-from gemmule.oracle.inputs import make_inputs
-from gemmule.oracle.judge import check
-from gemmule.quant.stack import QuantizedStack
 from gemmule.storage import evidence, first_use
 from gemmule.tuning.operands import DeviceMemory, put_all
-from gemmule.tuning.trials import Exact, exact
-from gemmule.tuning.trials import smaller as smaller_problem
+from gemmule.tuning.trials import Exact, exact, prepared
 
 log = logging.getLogger("gemmule")
 MOST_ELEMENTS = 1 << 24  # of a matrix of a product that is checked at its own size
@@ -131,8 +123,6 @@ class _CannotAskError(Exception):
 def _complaint(mine: _Kernels, ordinal: int) -> str:
     """Return what is wrong with a smaller product of integers by the same kernels, or ``""``."""
     choice = mine.choice
-    if choice.problem.op == "grouped":
-        return _grouped_complaint(mine, ordinal)
     for smaller in _smaller(choice.problem):
         small = smaller.choice(choice)
         if small is not None and mine.are_those_of(small):
@@ -142,7 +132,7 @@ def _complaint(mine: _Kernels, ordinal: int) -> str:
     place = DeviceMemory(ordinal)
     with _room():
         operands = put_all(place, smaller.host, copy=False)
-    smaller.compute(place, operands, backends.get("cuda").prepare(small))
+    smaller.compute(place, operands, prepared(small, backends.get("cuda")))
     verdict = smaller.judge(small)
     return "" if verdict.ok else verdict.text
 
@@ -158,39 +148,12 @@ def _room() -> Iterator[None]:
         raise _CannotAskError(str(error)) from None
 
 
-def _grouped_complaint(mine: _Kernels, ordinal: int) -> str:
-    """Return what `_complaint` does, of a grouped product: its launches have the groups' ends."""
-    choice, problem = mine.choice, smaller_problem(mine.choice.problem)
-    small = replace(choice, problem=problem)
-    if mine.rung.refusal(problem) is not None or not mine.are_those_of(small):
-        raise _CannotAskError("a smaller product takes other kernels")
-    inputs = make_inputs(problem, "integers", 0)  # whose groups are not empty
-    coded = problem.quant is not None
-    out, *between, ends = inputs.frames
-    place, rows = DeviceMemory(ordinal), between[0] if coded else between[1]
-    with _room():
-        a, at, result = (place.put(one, copy=False) for one in (rows, ends, out))
-        if coded:
-            stack = QuantizedStack.from_matrix(inputs.b, problem.batch)
-            w = interop.unwrap(stack.to(f"cuda:{ordinal}"), "W")
-        else:
-            w = place.put(between[0], copy=False)
-    options = Options(out_dtype=problem.out)
-    call = grouped_call(a.form, w.form, at.form, result.form, options)
-    call = replace(call, problem=problem)
-    prepare_grouped(replace(small, call=call))(a, w, at, result)
-    place.wait()
-    for frame, operand in ((rows, a), (ends, at), (out, result)):
-        place.fetch(operand, frame)
-    verdict = check(inputs, mine.rung.arithmetic(problem), choice.params, inputs.out)
-    return "" if verdict.ok else verdict.text
-
-
 def _smaller(problem: Problem) -> Iterator[Exact]:
     """Yield products of which one runs the kernels of a problem: a smaller one, and it itself."""
     yield exact(problem, seed=0)
-    columns = problem.n if problem.op == "matmul" else 1
-    if max(problem.m, columns) * problem.reduction <= MOST_ELEMENTS:
+    columns = 1 if problem.op == "matvec" else problem.n
+    experts = problem.batch if problem.op == "grouped" else 1
+    if max(problem.m, columns * experts) * problem.reduction <= MOST_ELEMENTS:
         yield exact(problem, seed=0, whole=True)
 
 

@@ -65,7 +65,8 @@ class Loss:
 
     def words(self) -> str:
         """Return it for people."""
-        return f"{self.mean:.1%} in the mean of {self.products}, {self.worst:.0%} of the worst 1 %"
+        mean, worst = f"{self.mean:.1%} in the mean of {self.products}", f"{self.worst:.0%}"
+        return f"{mean} products, {worst} in the worst hundredth"
 
 
 def least_squares(predict: Predict, start: Floats, measured: Floats, pull: float = PULL) -> Floats:

@@ -7,9 +7,8 @@ end reads them, brings results back, and names the clock that times work there.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,12 +22,21 @@ from gemmule.core.canonical import Call
 from gemmule.core.memory import available_bytes
 from gemmule.core.operand import Operand, View
 from gemmule.core.problem import COMPLEX, INTEGERS, Problem, numpy_dtype
-from gemmule.oracle.inputs import Frame, Inputs, lay_out, make_inputs, shapes
+from gemmule.oracle.inputs import (
+    Frame,
+    Inputs,
+    among_poison,
+    lay_out,
+    make_inputs,
+    shapes,
+)
 from gemmule.quant.matrix import QuantizedMatrix
+from gemmule.quant.stack import QuantizedStack
 from gemmule.timing.clock import Clock, HostClock
 from gemmule.timing.machine import last_level_cache_bytes
 
 Array: TypeAlias = NDArray[Any]
+Part: TypeAlias = Frame | QuantizedMatrix | QuantizedStack
 
 # A prime, so that a matrix filled by repeating a block of this many numbers has no two rows alike.
 BLOCK = 1_000_003
@@ -38,11 +46,25 @@ _PLACE = 256
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Operands on the host: a frame's matrix A (or a QuantizedMatrix), its B or x, its result."""
+    """Operands on the host: a frame's matrix A (or a QuantizedMatrix), its B or x, its result.
+
+    Of a grouped product A, the matrices of the experts (or a stack of codes), where each expert's
+    rows end, and the result.
+    """
 
     a: Frame | QuantizedMatrix
-    b: Frame
+    b: Frame | QuantizedStack
     out: Frame
+    ends: Frame | None = None
+
+    def parts(self) -> tuple[Part, ...]:
+        """Return them in the order in which runs take them."""
+        between = () if self.ends is None else (self.ends,)
+        return self.a, self.b, *between, self.out
+
+    def arrays(self) -> tuple[Any, ...]:
+        """Return the parts as arrays, codes as they are."""
+        return tuple(one.array if isinstance(one, Frame) else one for one in self.parts())
 
 
 class Place:
@@ -58,13 +80,13 @@ class Place:
         """Return how many bytes a run may take: half of what is available now."""
         return available_bytes() // 2
 
-    def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
+    def put(self, part: Part, *, copy: bool) -> Operand:
         """Return the part as an operand here; without `copy`, the host's own memory may serve.
 
         A copy lies at the same address modulo 256.
         """
-        if isinstance(part, QuantizedMatrix):
-            return interop.unwrap(deepcopy(part) if copy else part, "A")
+        if not isinstance(part, Frame):
+            return interop.unwrap(deepcopy(part) if copy else part, "a matrix of codes")
         return interop.unwrap(_twin(part).array if copy else part.array, "operand")
 
     def fetch(self, operand: Operand, frame: Frame) -> None:
@@ -99,11 +121,14 @@ class DeviceMemory(Place):
         """Return half of the device's free memory."""
         return driver.memory_bytes(self.ordinal)[0] // 2
 
-    def put(self, part: Frame | QuantizedMatrix, *, copy: bool) -> Operand:
+    def put(self, part: Part, *, copy: bool) -> Operand:
         """Return a copy on the device, at the host's address modulo 256."""
-        if isinstance(part, QuantizedMatrix):
-            moved = transfer.to_device(part, f"cuda:{self.ordinal}", keep_layout=True)
-            return interop.unwrap(moved, "A")
+        if not isinstance(part, Frame):
+            stack = part if isinstance(part, QuantizedStack) else None
+            matrix = part if isinstance(part, QuantizedMatrix) else part.matrix
+            moved = transfer.to_device(matrix, f"cuda:{self.ordinal}", keep_layout=True)
+            held = moved if stack is None else replace(stack, matrix=moved)
+            return interop.unwrap(held, "a matrix of codes")
         block = DeviceArray.empty((part.buffer.nbytes + _PLACE,), "uint8", self.ordinal)
         start = block.pointer + (_address(part.buffer) - block.pointer) % _PLACE
         array, size = part.array, part.array.itemsize
@@ -157,15 +182,28 @@ def place_of(device: str, cache_bytes: int) -> Place:
 
 def of_inputs(inputs: Inputs) -> Host:
     """Return the oracle's inputs as host operands."""
-    out, b = inputs.frames[:2]
-    return Host(inputs.a if len(inputs.frames) == 2 else inputs.frames[2], b, out)
+    out, *rest = inputs.frames
+    if inputs.ends is None:
+        return Host(inputs.a if len(rest) == 1 else rest[1], rest[0], out)
+    *between, ends = rest
+    if isinstance(inputs.b, QuantizedMatrix):
+        stack = QuantizedStack.from_matrix(inputs.b, inputs.case.problem.batch)
+        return Host(between[0], stack, out, ends)
+    return Host(between[1], between[0], out, ends)
 
 
 def random_operands(problem: Problem, seed: int) -> Host:
-    """Return operands to time: normal numbers (integers from their whole range), packed rows."""
-    if problem.quant is not None:
-        return of_inputs(make_inputs(problem, "normal", seed))
+    """Return operands to time: normal numbers (integers from their whole range), packed rows.
+
+    Tokens choose experts evenly, as the rungs' expected times have it.
+    """
     rng = np.random.default_rng(seed)
+    ends = None
+    if problem.op == "grouped":
+        sizes = rng.multinomial(problem.m, np.full(problem.batch, 1 / problem.batch))
+        ends = among_poison(np.cumsum(sizes).astype(np.int32))
+    if problem.quant is not None:
+        return replace(of_inputs(make_inputs(problem, "normal", seed)), ends=ends)
     shape_a, shape_b, shape_out = shapes(problem)
     a = lay_out(shape_a, problem, "a", "contiguous")
     b = lay_out(shape_b, problem, "b", "contiguous")
@@ -173,7 +211,7 @@ def random_operands(problem: Problem, seed: int) -> Host:
     for frame, name in ((a, problem.a), (b, problem.b)):
         block = _random(rng, name, min(BLOCK, frame.array.size))
         frame.array[...] = np.resize(block, frame.array.shape)
-    return Host(a, b, out)
+    return Host(a, b, out, ends)
 
 
 def _random(rng: np.random.Generator, name: str, count: int) -> Array:
@@ -189,22 +227,22 @@ def _random(rng: np.random.Generator, name: str, count: int) -> Array:
 
 def canonical_call(problem: Problem, host: Host) -> Call:
     """Return the canonical call over these operands as they lie."""
-    a = host.a if isinstance(host.a, QuantizedMatrix) else host.a.array
-    return call_over(problem, a, host.b.array, host.out.array)
+    a, b, *_, out = host.arrays()
+    return call_over(problem, a, b, out)
 
 
 def call_over(
     problem: Problem,
-    left: Array | QuantizedMatrix,
-    right: Array | QuantizedMatrix,
+    left: Array | QuantizedMatrix | QuantizedStack,
+    right: Array | QuantizedMatrix | QuantizedStack,
     result: Array,
 ) -> Call:
     """Return the canonical call over these very arrays, at the strides that they have."""
-    if isinstance(left, QuantizedMatrix):
+    if isinstance(left, QuantizedMatrix | QuantizedStack):
         a = View((problem.m, problem.reduction), (0, 0))
     else:
         a = _view(left)
-    if isinstance(right, QuantizedMatrix):
+    if isinstance(right, QuantizedMatrix | QuantizedStack):
         return Call(problem.op, problem, a, View((0, 0, 0), (0, 0, 0)), _view(result), result.shape)
     b, out = _view(right), _view(result)
     if problem.batch > 1 and problem.op != "grouped":
@@ -224,16 +262,14 @@ def _batched(view: View, rank: int, batch: int) -> View:
     return View((batch, *view.shape), (0, *view.strides))
 
 
-def put_all(place: Place, host: Host, *, copy: bool) -> tuple[Operand, Operand, Operand]:
-    """Put A, B and the result somewhere."""
-    a, b, out = (place.put(part, copy=copy) for part in (host.a, host.b, host.out))
-    return a, b, out
+def put_all(place: Place, host: Host, *, copy: bool) -> tuple[Operand, ...]:
+    """Put all parts somewhere, the result last."""
+    return tuple(place.put(part, copy=copy) for part in host.parts())
 
 
 def nbytes(host: Host) -> int:
     """Return the bytes of all buffers of one set."""
-    parts: Sequence[Any] = (host.a, host.b, host.out)
-    return sum(int(p.buffer.nbytes if isinstance(p, Frame) else p.nbytes) for p in parts)
+    return sum(int(p.buffer.nbytes if isinstance(p, Frame) else p.nbytes) for p in host.parts())
 
 
 def _twin(frame: Frame) -> Frame:

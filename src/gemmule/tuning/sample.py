@@ -17,9 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gemmule import backends
 from gemmule.backends.cuda.starter import kernels
@@ -37,7 +37,7 @@ from gemmule.core.problem import (
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CudaRung, Machine, Params, Rung
 from gemmule.errors import DeviceError
-from gemmule.oracle.problems import make_problem
+from gemmule.oracle.problems import float4_spec, make_problem
 from gemmule.quant.float4 import GROUP_SIZES
 from gemmule.storage import lines, models
 from gemmule.storage.sources import rung_digest
@@ -84,9 +84,19 @@ def draw(backend: str, seed: int) -> Iterator[Problem]:
     """Yield random products without end, the same for the same seed.
 
     Sides are drawn evenly by their logarithms, half of them whole multiples of 64. Of five products
-    two are by a vector, two by a few columns or many, and one is of codes.
+    two are by a vector, two by a few columns or many, and one is of codes; behind each five a GPU
+    has one of experts, which other random numbers draw.
     """
-    rng = random.Random(seed)  # noqa: S311  no secret
+    rng, others = (random.Random(n) for n in (seed, seed ^ 1 << 40))  # noqa: S311  no secret
+    plain = (one for one in _drawn(rng, backend) if _is_small(one, backend))
+    experts = (one for one in _of_experts(others) if _is_small(one, backend))
+    while True:
+        yield from itertools.islice(plain, 5)
+        if backend == "cuda":
+            yield next(experts)
+
+
+def _drawn(rng: random.Random, backend: str) -> Iterator[Problem]:
     while True:
         op = rng.choice(("matvec", "matvec", "matmul", "matmul", "codes"))
         m, n = _side(rng), _side(rng)
@@ -101,19 +111,46 @@ def draw(backend: str, seed: int) -> Iterator[Problem]:
             layouts = {"layout_b": rng.choice(("row", "col"))}
             k, columns = n, _columns(rng)
             problem = make_problem("matmul", m, columns, k, (a, a, out), **layouts)
-        moved = problem.compulsory_bytes
-        small = problem.flops <= MOST_FLOPS[backend]
-        if 1 << 10 <= moved <= MOST_BYTES[backend] and small and _is_taken(problem):
-            yield problem
+        yield problem
 
 
-def _is_taken(problem: Problem) -> bool:
-    """Tell whether a product is one that can be asked for: sums of bytes end with int32."""
+def _of_experts(rng: random.Random) -> Iterator[Problem]:
+    """Yield grouped products: one expert or up to 256, a token or 16384, halves and codes.
+
+    Weights of halves lie mostly along the sum, as `torch.nn.Linear` keeps them.
+    """
+    while True:
+        experts, tokens = 2 ** rng.randint(0, 8), round(2 ** rng.uniform(0, 14))
+        k, n = (math.ceil(2 ** rng.uniform(7, 13) / 128) * 128 for _ in range(2))
+        dtype, coded = rng.choice(HALVES), rng.random() < 0.4
+        how: dict[str, Any] = {"layout_b": "row" if rng.random() < 0.25 else "col"}
+        weights = dtype
+        if coded:
+            weights, how = rng.choice(("uint4", "uint8", FLOAT4_DTYPE)), {}
+            spec = QuantSpec(
+                8, rng.choice((32, 64, 128)), rng.random() < 0.5, "row", "float16", False
+            )
+            if weights == "uint4":
+                spec = replace(spec, bits=4)
+            elif weights == FLOAT4_DTYPE:
+                spec = float4_spec(rng.randrange(2))
+            how["quant"] = spec
+        yield make_problem("grouped", tokens, n, k, (dtype, weights, dtype), batch=experts, **how)
+
+
+def _is_small(problem: Problem, backend: str) -> bool:
+    """Tell whether a product can be asked for (sums of bytes end with int32) and takes little.
+
+    All matrices of experts have to be there, those that no token chooses as well.
+    """
     try:
         check_problem(problem)
     except ValueError:
         return False
-    return True
+    experts = problem.batch if problem.op == "grouped" else 1
+    held = experts * replace(problem, batch=1).compulsory_bytes
+    small = max(held, problem.compulsory_bytes) <= MOST_BYTES[backend]
+    return small and problem.compulsory_bytes >= 1 << 10 and problem.flops <= MOST_FLOPS[backend]
 
 
 def _side(rng: random.Random) -> int:

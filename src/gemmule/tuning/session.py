@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemmule import backends
-from gemmule.backends.base import Run
 from gemmule.choose import choose
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
@@ -25,7 +24,16 @@ from gemmule.timing.machine import rotation
 from gemmule.timing.sampler import Budget, Samples, sample
 from gemmule.tuning.operands import Place, canonical_call, nbytes, put_all, random_operands
 from gemmule.tuning.outcomes import Candidate, CompileFailed, Failure, LaunchFailed, Skipped, Wrong
-from gemmule.tuning.trials import Exact, Sampled, exact, sampled
+from gemmule.tuning.trials import (
+    AnyRun,
+    Exact,
+    Placed,
+    Sampled,
+    exact,
+    prepared,
+    sampled,
+    scalars_of,
+)
 
 MOST_SETS = 4096
 SLOW = 5.0  # times the baseline's first blocks: such a candidate is not timed any further
@@ -52,6 +60,7 @@ class Session:
             nbytes(host), place.caches, factor=1.0, memory_bytes=place.spare_bytes()
         )
         self.call: Call = canonical_call(problem, host)
+        self._scalars = scalars_of(problem)
         self.sampled: Sampled = sampled(problem, host, seed)
         self._renew_exact()
         count = min(self.turn.sets, most_sets)
@@ -91,8 +100,8 @@ class Session:
             small = self.exact.choice(full)
             if small is None:
                 return Skipped(candidate, "its parameters do not fit the size it is verified at")
-            run = self.backend.prepare(small)
-            whole = run if small.call is full.call else self.backend.prepare(full)
+            run = prepared(small, self.backend)
+            whole = run if small.call is full.call else prepared(full, self.backend)
         except CompileError as error:
             return CompileFailed(candidate, _first_line(error))
         except DeviceError as error:
@@ -109,9 +118,9 @@ class Session:
         full = self.choice(candidate)
         small = self.exact.choice(full)
         with contextlib.suppress(Exception):
-            self.backend.prepare(full)
+            prepared(full, self.backend)
             if small is not None:
-                self.backend.prepare(small)
+                prepared(small, self.backend)
 
     def _failed(self, candidate: Candidate, error: Exception) -> Failure:
         if isinstance(error, DeviceError) and error.restart:
@@ -119,7 +128,7 @@ class Session:
         return LaunchFailed(candidate, _first_line(error))
 
     def _verified(
-        self, candidate: Candidate, small: Choice, run: Run, full: Choice, whole: Run
+        self, candidate: Candidate, small: Choice, run: AnyRun, full: Choice, whole: AnyRun
     ) -> Entry | Failure:
         self.exact.compute(self.place, self._exact_operands, run)
         verdict = self.exact.judge(small)
@@ -130,9 +139,9 @@ class Session:
         small_s = self._call_s(run, self._exact_operands, self._small_s)
         if self._hopeless(small_s, self._small_s):
             return Skipped(candidate, _slow_words(small_s, self._small_s, "on a smaller problem"))
-        out = self.sets[0][2]
+        out = self.sets[0][-1]
         self.place.send(self._out, out)  # the poison: elements that stay unwritten are NaN
-        whole(*self.sets[0], 1.0, 0.0)
+        whole(*self.sets[0], *self._scalars)
         self.place.wait()
         self.place.fetch(out, self._out)
         complaint = self.sampled.complaint(full, self._out.array)
@@ -148,7 +157,7 @@ class Session:
             _, self._first_s = self._ready[found.name]
         return found
 
-    def _call_s(self, run: Run, operands: tuple[Any, Any, Any], baseline_s: float) -> float:
+    def _call_s(self, run: AnyRun, operands: Placed, baseline_s: float) -> float:
         """Return the time of one call, the best of a few where it seems hopeless at first.
 
         The first calls after another program, or another pool of threads, has run may take many
@@ -159,7 +168,7 @@ class Session:
             if attempt:
                 time.sleep(REST_S)
             start = self.place.wall()
-            run(*operands, 1.0, 0.0)
+            run(*operands, *self._scalars)
             self.place.wait()
             best = min(best, self.place.wall() - start)
             if not self._hopeless(best, baseline_s):
@@ -170,10 +179,10 @@ class Session:
         """Tell from one call, host overhead included, whether timing it would waste the budget."""
         return seconds > max(2 * SLOW * baseline_s, SLOWEST_UNTRIED_S)
 
-    def _first_blocks(self, candidate: Candidate, run: Run) -> Entry | Failure:
-        sets = self.sets
+    def _first_blocks(self, candidate: Candidate, run: AnyRun) -> Entry | Failure:
+        sets, scalars = self.sets, self._scalars
         self._meet_all(candidate, run)
-        entry = Entry(candidate.name, lambda i: run(*sets[i], 1.0, 0.0), len(sets), candidate)
+        entry = Entry(candidate.name, lambda i: run(*sets[i], *scalars), len(sets), candidate)
         runner = self.place.clock.prepare(entry)
         first_s, made = math.inf, 0
         for attempt in range(ATTEMPTS):
@@ -186,7 +195,7 @@ class Session:
         self._ready[entry.name] = runner, first_s
         return entry
 
-    def _meet_all(self, candidate: Candidate, run: Run) -> None:
+    def _meet_all(self, candidate: Candidate, run: AnyRun) -> None:
         """Multiply by every copy of a quantised matrix once, before any is timed.
 
         What a rung keeps of a matrix is made in its first product, which costs as much as several:
@@ -200,7 +209,7 @@ class Session:
         for operands in self.sets[1:]:
             if self.place.wall() > end:
                 break
-            run(*operands, 1.0, 0.0)
+            run(*operands, *self._scalars)
         self.place.wait()
 
     def _too_slow(self, seconds: float) -> bool:

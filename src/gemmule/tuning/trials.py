@@ -8,26 +8,30 @@ that meets every tile is held to the bound that the rung's arithmetic implies.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmule.backends.base import Run
+from gemmule.backends.base import Backend
+from gemmule.backends.cuda.grouped import prepare as prepare_grouped
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
+from gemmule.core.grouped import groups
 from gemmule.core.operand import Operand
 from gemmule.core.problem import COMPLEX, INTEGERS, Problem
 from gemmule.core.rung import Arithmetic
 from gemmule.oracle import judge as oracle
-from gemmule.oracle.inputs import Inputs, make_inputs
+from gemmule.oracle.inputs import Frame, Inputs, make_inputs
 from gemmule.oracle.truth import Truth, reference
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.tuning.operands import Host, Place, canonical_call, of_inputs
 
 Array: TypeAlias = NDArray[Any]
-Placed: TypeAlias = tuple[Operand, Operand, Operand]
+Placed: TypeAlias = tuple[Operand, ...]
+AnyRun: TypeAlias = Callable[..., None]  # of operands as they are put, and `scalars_of`
 Ints: TypeAlias = NDArray[np.int64]
 
 MODULUS = 128
@@ -35,6 +39,7 @@ MOST_ELEMENTS = 1 << 22  # of the smaller problem's matrix
 LONGEST_SUM = 1 << 16
 LARGEST_TILE, LONGEST_TILE_SUM = 256, 1024  # of the smaller problem of a matmul
 SAMPLED_ELEMENTS = 1 << 23  # of each operand that a sample of the timed operands reads
+MOST_TOKENS = 64  # of an expert, of a sample of a grouped product
 WHOLE_QUANTIZED = 1 << 24  # codes; larger quantised matrices are judged on the smaller problem only
 
 
@@ -77,16 +82,15 @@ class Exact:
             return None
         return replace(full, call=self.call, problem=problem)
 
-    def compute(self, place: Place, operands: Placed, run: Run) -> None:
+    def compute(self, place: Place, operands: Placed, run: AnyRun) -> None:
         """Compute it on operands put to a place, and bring back everything that lies around."""
         self.inputs.poison()
-        place.send(self.host.out, operands[2])
-        run(*operands, 1.0, 0.0)
+        place.send(self.host.out, operands[-1])
+        run(*operands, *scalars_of(self.call.problem))
         place.wait()
-        for frame, operand in ((self.host.b, operands[1]), (self.host.out, operands[2])):
-            place.fetch(operand, frame)
-        if len(self.inputs.frames) > 2:
-            place.fetch(operands[0], self.inputs.frames[2])
+        for part, operand in zip(self.host.parts(), operands, strict=True):
+            if isinstance(part, Frame):
+                place.fetch(operand, part)
 
     def judge(self, choice: Choice) -> oracle.Verdict:
         """Judge what lies in the inputs' own output, computed by `choice`."""
@@ -99,8 +103,20 @@ def exact(problem: Problem, seed: int, *, whole: bool = False) -> Exact:
     """Make the smaller problem of `problem`; whole: make it at its own size."""
     inputs = make_inputs(problem if whole else smaller(problem), "integers", seed)
     host = of_inputs(inputs)
-    truth = reference(inputs.case.problem, inputs.a, inputs.b, exact=True)
+    truth = oracle.truth_of(inputs)
     return Exact(inputs, host, canonical_call(inputs.case.problem, host), truth)
+
+
+def prepared(choice: Choice, backend: Backend) -> AnyRun:
+    """Compile or bind what a choice needs."""
+    if choice.problem.op == "grouped":
+        return prepare_grouped(choice)
+    return backend.prepare(choice)
+
+
+def scalars_of(problem: Problem) -> tuple[float, ...]:
+    """Return what a run takes behind its operands: alpha and beta, a grouped product none."""
+    return () if problem.op == "grouped" else (1.0, 0.0)
 
 
 def _fixed(choice: Choice) -> Arithmetic:
@@ -115,9 +131,9 @@ def _fixed(choice: Choice) -> Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A sample of one product of the batch: which rows and columns, and their truth."""
+    """A sample of a product: which entry of the batch, rows and columns, and their truth."""
 
-    entry: int
+    entry: int | None
     rows: Ints
     columns: Ints | None
     truth: Truth
@@ -133,7 +149,7 @@ class Sampled:
     def complaint(self, choice: Choice, out: Array) -> str:
         """Return what is wrong with the result of `choice`, or ``""``."""
         for part in self.parts:
-            found = out[part.entry] if self.problem.batch > 1 else out
+            found = out if part.entry is None else out[part.entry]
             found = (
                 found[part.rows]
                 if part.columns is None
@@ -168,15 +184,21 @@ def sampled(problem: Problem, host: Host, seed: int) -> Sampled:
     """Compute the truth of a sample of the timed operands: first and last entry of the batch."""
     if problem.out in COMPLEX or problem.outputs == 0 or problem.batch == 0:
         return Sampled(problem, ())
-    if problem.quant is not None and problem.m * problem.reduction > WHOLE_QUANTIZED:
+    codes = problem.m * problem.reduction if problem.quant is not None else 0
+    if codes > WHOLE_QUANTIZED or not isinstance(host.b, Frame):  # a stack of codes
         return Sampled(problem, ())
     rng = np.random.default_rng(seed)
+    if host.ends is not None:
+        alone = replace(problem, op="matmul", batch=1)
+        a, w, ends, _ = host.arrays()
+        return Sampled(alone, tuple(_of_groups(alone, a, w, ends, rng)))
     entries = sorted({0, problem.batch - 1})
     return Sampled(problem, tuple(_part(problem, host, entry, rng) for entry in entries))
 
 
 def _part(problem: Problem, host: Host, entry: int, rng: np.random.Generator) -> Part:
-    b = host.b.array if problem.batch == 1 or problem.shared_b else host.b.array[entry]
+    given, right, _ = host.arrays()
+    b = right if problem.batch == 1 or problem.shared_b else right[entry]
     columns = None
     if problem.op == "matmul":
         columns = spread(problem.n, max(1, SAMPLED_ELEMENTS // max(problem.k, 1)), rng)
@@ -185,10 +207,23 @@ def _part(problem: Problem, host: Host, entry: int, rng: np.random.Generator) ->
         rows = np.arange(problem.m)
         a: Any = host.a
     else:
-        whole = host.a.array if problem.batch == 1 or problem.shared_a else host.a.array[entry]
+        whole = given if problem.batch == 1 or problem.shared_a else given[entry]
         rows = spread(problem.m, max(1, SAMPLED_ELEMENTS // max(problem.reduction, 1)), rng)
         a = whole[rows]
-    return Part(entry, rows, columns, reference(problem.alone(), a, b))
+    which = entry if problem.batch > 1 else None
+    return Part(which, rows, columns, reference(problem.alone(), a, b))
+
+
+def _of_groups(
+    problem: Problem, a: Array, w: Array, ends: Array, rng: np.random.Generator
+) -> Iterator[Part]:
+    """Yield a sample of what the first and the last expert that has tokens makes of them."""
+    columns = spread(problem.n, max(1, SAMPLED_ELEMENTS // max(problem.k, 1)), rng)
+    touched = list(groups(ends))
+    for expert, tokens in dict(touched[:1] + touched[-1:]).items():
+        rows = tokens.start + spread(tokens.stop - tokens.start, MOST_TOKENS, rng)
+        truth = reference(problem, a[rows], w[expert][:, columns])
+        yield Part(None, rows, columns, truth)
 
 
 def spread(size: int, most: int, rng: np.random.Generator) -> Ints:

@@ -142,7 +142,8 @@ class Hunt:
         found = [find for find in self.finds if min(find.product.shape) >= LARGE]
         missed = sum(find.ratio < MISSED for find in found)
         share = missed / max(1, len(found))
-        return f"of {len(found)} from {LARGE} a side on {missed}, {share:.1%}, below {MISSED}"
+        sides = f"{len(found)} products of sides from {LARGE} on"
+        return f"{missed} of {sides} ({share:.1%}) below {MISSED} of {self.peer}'s speed"
 
     def tails(self) -> list[str]:
         """Return, of products of codes, the shares that are slow, and inversions, a line each."""

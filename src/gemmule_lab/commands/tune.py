@@ -76,6 +76,12 @@ def tune(
     from gemmule.settings import tuning_enabled
 
     options.check_device(device)
+    of_model = {"--products": products, "--rung": rung, "--seed": seed or None}
+    of_products = {"--op": ops, "--sizes": sizes, "--shapes-from": shapes_from, "--dtype": dtypes}
+    given = [name for name, one in (of_products if device_model else of_model).items() if one]
+    if given:
+        words = "are of products that are named, without" if device_model else "go with"
+        raise ValueError(f"{', '.join(given)} {words} --device-model.")
     if device_model:
         from gemmule_lab.tune import device_model as making
 

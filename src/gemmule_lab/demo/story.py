@@ -153,7 +153,7 @@ def losses(gains: Sequence[tuple[str, str, Speedup, bool]], other: str) -> str:
     unsure = len(gains) - len(sure)
     end = f" Of {unsure} more nothing can be said: disturbed, or too few blocks." if unsure else ""
     if not sure:
-        return f"Of no product anything can be said: all {unsure} were disturbed, measure again."
+        return f"Nothing can be said of any product: all {unsure} were disturbed; measure again."
     if not lost:
         return f"None of {len(sure)} products is surely slower than {other}.{end}"
     title, form, over, _ = lost[0]

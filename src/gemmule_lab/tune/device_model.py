@@ -16,6 +16,23 @@ from gemmule_lab.progress import bar
 from gemmule_lab.report.render import print_table
 from gemmule_lab.report.tables import TableData
 
+UNITS = {
+    **dict.fromkeys(("read", "core_read", "core_cached"), (1e9, "GB/s")),
+    "fma": (1e9, "G multiply-adds/s"),
+    "blas": (1e9, "GFLOP/s"),
+    "convert": (1e9, "G elements/s"),
+    **dict.fromkeys(("call", "spread", "blas_call"), (1e-6, "us")),
+    "asked": (1.0, "times"),
+}
+
+
+def _in_units(name: str, value: float | str) -> str:
+    """Return one of a CPU's rates for people."""
+    if isinstance(value, str):
+        return value
+    scale, unit = UNITS[name]
+    return f"{value / scale:.3g} {unit}"
+
 
 def make(
     device: str,
@@ -29,13 +46,17 @@ def make(
 
     beside: products besides those of the seed. Ctrl-C keeps what was measured so far.
     """
-    with bar() as progress:
-        task = progress.add_task("measuring")
+    try:
+        with bar() as progress:
+            task = progress.add_task("measuring")
 
-        def told(what: str, done: int, total: int) -> None:
-            progress.update(task, description=what, completed=done, total=total)
+            def told(what: str, done: int, total: int) -> None:
+                progress.update(task, description=what, completed=done, total=total)
 
-        made = models.make(device, told, seed=seed, products=products, only=only, beside=beside)
+            made = models.make(device, told, seed=seed, products=products, only=only, beside=beside)
+    except KeyboardInterrupt:
+        click.echo("what was measured so far is kept; the same command goes on behind it")
+        raise
     judged = made.judged
     rows = tuple((name, f"{error:.0%}") for name, error in sorted(judged.errors.items()))
     if rows:
@@ -43,8 +64,10 @@ def make(
         print_table(TableData(title, ("rung", "within"), rows, (False, True)))
     if isinstance(judged.model, HostRates):
         for name, value in asdict(judged.model).items():
-            click.echo(f"{name:12} {value if isinstance(value, str) else format(value, '.3g')}")
-    click.echo(f"{made.products} products measured {made.rows} ways")
+            click.echo(f"{name:12} {_in_units(name, value)}")
+    click.echo(f"products measured: {made.products}, ways: {made.rows}")
+    if not judged.after.products:
+        click.echo("too few to fit to or to judge by; --products N measures more")
     if judged.after.products:
         click.echo(f"choices by the model before lose {judged.before.words()}")
         click.echo(f"choices by the fitted one lose {judged.after.words()}")

@@ -69,7 +69,7 @@ def test_disturbed_and_single_blocks_decide_nothing() -> None:
     told = sentence([taken, ROWS[1], lone, ROWS[3]], [])
     assert "int4 undecided, float32 as fast" in told
     assert "None of 2 products is surely slower than NumPy in float32. Of 2 more nothing" in told
-    assert "Of no product anything can be said: all 1 were disturbed" in sentence([taken], [])
+    assert "Nothing can be said of any product: all 1 were disturbed" in sentence([taken], [])
     assert story.times(_over(2, "faster", 0.9)) == "about 2.0x"
     model = [
         Embedded(form, 4, 1.0, 0.1, *[_over(37.2, "faster")] * 2, 1.0, 1.0, 1, (1, 1))
