@@ -165,6 +165,8 @@ def test_gguf(name: str, tmp_path: Path) -> None:
     served.save_pretrained(tmp_path / "own")
     again = type(served).from_pretrained(tmp_path / "own")
     assert torch.equal(architectures.logits(again), architectures.logits(served))
+    narrow = load_checkpoint(tmp_path / "codes" / "model.gguf", dtype=torch.bfloat16)
+    assert {one.dtype for one in narrow.parameters()} == {torch.bfloat16}
 
 
 def test_gguf_that_is_not_served_is_named(tmp_path: Path) -> None:
