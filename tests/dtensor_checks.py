@@ -85,7 +85,8 @@ def rank_of(rank: int, port: int) -> None:
     lines = [meshes[0], square["down"], square["across"]]
     quiet_shards(meshes[0])
     sums_of_parts(meshes[0])
-    parts_in_their_place(meshes[0])
+    for line in lines:
+        parts_in_their_place(line)
     for _ in range(CASES):
         random_shards(rng, rng.choice(lines))
     refused(meshes[0])

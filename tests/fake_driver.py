@@ -20,6 +20,7 @@ from gemmule.backends.cuda import driver, nvrtc, starter
 from gemmule.backends.cuda import launch as cuda_launch
 from gemmule.plan import resolve
 
+UNASKED = 48 << 10  # bytes of shared memory that a kernel may have without asking
 CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
@@ -188,6 +189,8 @@ class FakeDriver:
         if code == 0:
             cluster = next((one[1:] for one in attributes if one[0] == CLUSTER), (1, 1, 1))
             context = self.contexts[-1] if self.contexts else 0
+            allowed = self.shared.get(function, UNASKED)
+            assert numbers[6] <= allowed, f"{numbers[6]} bytes of shared memory for {allowed}"
             self.launched(function, params, numbers[:3], numbers[3:6], cluster, numbers[6])
             self.launches.append((context, numbers[:3], numbers[3:6], *numbers[6:8]))
         return int(code)

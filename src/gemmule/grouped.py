@@ -274,8 +274,8 @@ def multiplied(operands: Operands, options: Options) -> Any:
     target = out
     if target is None:
         target = empty_like_kind(call.out_shape, call.problem.out, left)
-        if left.device == "cpu" and ends.array.size:
-            target.array[ends.array[-1] :] = 0
+        if left.device == "cpu":
+            target.array[ends.array[-1] if ends.array.size else 0 :] = 0
     else:
         check_out(target, call.out_shape, call.problem.out, [left, right, ends])
     plan.run(left, right, ends, target)

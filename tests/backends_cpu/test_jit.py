@@ -363,6 +363,12 @@ def test_numbers_follow_pythons_rules() -> None:
     def by_constants(a: int) -> int:
         return a // 8 * 10000 + a % 8 * 100 + a // 12 * 10 + a % 12
 
+    @kernel
+    def counted(a: int, b: int) -> int:
+        return (a > 0) + 10 * (b > 0) - 100 * (a == b)
+
+    for a, b in itertools.product((-3, 0, 2), repeat=2):
+        assert counted(a, b) == (a > 0) + 10 * (b > 0) - 100 * (a == b)
     for a in (-25, -24, -1, 0, 1, 7, 24, 2**40):
         assert by_constants(a) == a // 8 * 10000 + a % 8 * 100 + a // 12 * 10 + a % 12
         for b in (-12, -1, 1, 3, 12):

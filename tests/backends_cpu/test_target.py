@@ -85,7 +85,10 @@ assert target.vector_bytes() == 32 and target.missing_features("avx512f") is not
 for name, bits, group, zeros in (
     ("vector_decode", 4, 64, "integer"),
     ("vector_decode", 4, 8, "fraction"),
+    ("vector_decode", 8, 64, "integer"),
     ("int8_activations", 4, 64, "integer"),
+    ("int8_activations", 8, 64, "fraction"),
+    ("int8_activations", 8, 32, "none"),
     ("vector_panels", 8, 32, "integer"),
     ("vector_panels", 8, 64, "integer"),
     ("vector_panels", 4, 192, "integer"),

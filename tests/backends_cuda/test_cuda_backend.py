@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from gemmule.core.registry import all_rungs
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import resolve
 from gemmule.storage import ceilings as stored_ceilings
+from late_driver import late
 from planted import planted
 
 RUNG = next(r for r in all_rungs("cuda") if r.name == "thread_per_row")
@@ -667,3 +669,66 @@ def test_what_another_library_is_given_is_the_array(dtype: str, fake: FakeDriver
         block.__dlpack__(copy=True)
     with pytest.raises(BufferError, match="in place only"):
         block.__dlpack__(dl_device=(2, 0))
+
+
+def test_another_library_is_asked_to_be_ready_on_the_stream_that_products_are_on(
+    fake: FakeDriver,
+) -> None:
+    class Asked:
+        """An exporter that notes what it was asked for."""
+
+        def __init__(self) -> None:
+            self.array, self.given = DeviceArray.empty((3, 2), "float32", 1), dict[str, Any]()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.array.__dlpack_device__()
+
+        def __dlpack__(self, **given: Any) -> Any:
+            self.given = given
+            return self.array.__dlpack__(**given)
+
+    exporter = Asked()
+    operand = device_arrays.from_dlpack(exporter, "dlpack", "A")
+    assert operand.pointer == exporter.array.pointer
+    assert exporter.given["stream"] == 1, "the legacy default stream, by its number in DLPack"
+
+
+def test_what_other_streams_still_write_is_waited_for_before_the_host_reads_it() -> None:
+    with late(seed=5) as driver:
+        there = gm.asarray(np.zeros(5), device="cuda")
+        foreign = type("Foreign", (), {"__cuda_array_interface__": there.__cuda_array_interface__})
+        _, stream = driver.cuStreamCreate("")
+        new = np.arange(5.0)
+        driver.cuMemcpyAsync(there.pointer, new.ctypes.data, new.nbytes, stream)
+        np.testing.assert_array_equal(gm.asarray(foreign()), new)
+        del there, foreign
+
+
+@pytest.mark.parametrize(
+    "where", ["nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "CUDA_HOME", "CUDA_PATH", "none"]
+)
+def test_headers_are_found_wherever_they_may_be(
+    where: str, tmp_path: Path, fault: Callable[..., Any], setting: Callable[..., None]
+) -> None:
+    include = tmp_path / "include"
+    (include / "cccl").mkdir(parents=True)
+    (include / "cuda_fp16.h").touch()
+
+    def files(sound: Any, package: str) -> Any:
+        if package != where:
+            raise metadata.PackageNotFoundError(package)
+        header = include / "cuda_fp16.h"
+        return [SimpleNamespace(name=header.name, locate=lambda: header)]
+
+    fault(metadata, "files", files)
+    fault(Path, "is_file", lambda sound, path: tmp_path in path.parents and sound(path))
+    setting(**{name: tmp_path if name == where else None for name in ("CUDA_HOME", "CUDA_PATH")})
+    nvrtc.include_folders.cache_clear()
+    try:
+        if where == "none":
+            with pytest.raises(CompileError, match=r"headers.*were not found"):
+                nvrtc.include_folders()
+        else:
+            assert nvrtc.include_folders() == (include, include / "cccl")
+    finally:
+        nvrtc.include_folders.cache_clear()

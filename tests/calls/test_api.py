@@ -44,7 +44,16 @@ def test_every_shape(op: str, a: tuple[int, ...], b: tuple[int, ...], dtype: str
     assert_same(out, truth, expected)
 
 
-@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("float32", "float16"), ("int16", "int64")])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        ("float32",) * 2,
+        ("float32", "float16"),
+        ("int16", "int64"),
+        ("int8", "uint8"),
+        ("float8_e4m3fn", "float8_e5m2"),
+    ],
+)
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_operands_broadcast_along_different_axes(op: str, dtypes: tuple[str, str]) -> None:
     rng = np.random.default_rng(3)

@@ -23,8 +23,10 @@ inline void check_cluster_barrier(const Cta& c) {
 // ---- mbarrier: its eight bytes as the emulator lays them out ---------------------------------------------------
 struct Mbarrier {
   unsigned phase : 1, count : 14, pending : 14, tag : 3;   // tag tells an initialised one from poison
-  int tx;                                                  // bytes announced and not yet delivered
+  int tx : 24;                                             // bytes announced and not yet delivered
+  unsigned unseen : 1;                                     // a phase ended, and nobody has waited for it so far
 };
+static_assert(sizeof(Mbarrier) == 8, "as a device has it");
 inline constexpr unsigned kMbarrierTag = 5;
 
 inline Mbarrier& mbarrier_at(unsigned addr, const char* what, const char* file, int line) {
@@ -36,8 +38,12 @@ inline Mbarrier& mbarrier_at(unsigned addr, const char* what, const char* file, 
     fail("mbarrier", "%s at %s:%d: the mbarrier at 0x%x was not initialised", what, base_name(file), line, addr);
   return b;
 }
+// Who waits for a phase by its parity cannot tell it from the next but one: an end that nobody saw before the next one
+// means more arrivals than were counted on.
 inline void check_phase(Mbarrier& b) {
   if (b.pending || b.tx) return;
+  if (b.unseen) fail("mbarrier", "a phase of %u arrivals ended, and nobody had waited for the one before", b.count);
+  b.unseen = 1;
   b.phase ^= 1;
   b.pending = b.count;
   progress();

@@ -225,6 +225,17 @@ PLANTED(transaction) {
   if (Bug != 6) mbar_wait(full, Bug == 3);
   p.out[t] = s[63 - t];
 }
+// Bug 1: counts one of three arrivals, so that the phase ends thrice and looks as if it had ended once.
+PLANTED(uncounted_arrivals) {
+  __shared__ u64 bar;
+  const int t = threadIdx.x;
+  if (t == 0) mbar_init(smem_addr(&bar), Bug ? 1 : 3);
+  __syncthreads();
+  if (t < 3) mbar_arrive(smem_addr(&bar));
+  __syncthreads();
+  mbar_wait(smem_addr(&bar), 0);
+  p.out[t] = p.in[63 - t];
+}
 PLANTED(misaligned_bulk) {
   __shared__ alignas(16) float s[68];
   __shared__ u64 bar;

@@ -58,7 +58,7 @@ inline void mbar_init(u32 bar, u32 arrivals, CUEMU_AT) {
   if (reinterpret_cast<uintptr_t>(p) % 8 || !arrivals || arrivals >= 1u << 14)
     cuemu::fail("mbarrier", "mbar_init at %s:%d: address 0x%x, %u arrivals", cuemu::base_name(file), line, bar,
         arrivals);
-  *reinterpret_cast<cuemu::Mbarrier*>(p) = {0, arrivals, arrivals, cuemu::kMbarrierTag, 0};
+  *reinterpret_cast<cuemu::Mbarrier*>(p) = {0, arrivals, arrivals, cuemu::kMbarrierTag, 0, 0};
 }
 inline void mbar_fence_init() {}
 inline void mbar_arrive(u32 bar, CUEMU_AT) {
@@ -83,14 +83,14 @@ inline void mbar_signal_remote(u32 bar, u32 rank, CUEMU_AT) { mbar_arrive_remote
 // Copies that report to this barrier are delivered when a thread must wait for them, and not before.
 inline bool mbar_try_wait(u32 bar, u32 parity, CUEMU_AT) {
   cuemu::Mbarrier& b = cuemu::mbarrier_at(bar, "mbar_try_wait", file, line);
-  if (b.phase != (parity & 1)) return true;
-  cuemu::deliver(&b);
-  if (b.phase != (parity & 1)) return true;
+  if (b.phase == (parity & 1)) cuemu::deliver(&b);
+  if (b.phase != (parity & 1)) return b.unseen = 0, true;
   cuemu::S.cur->mbarrier = &b;
   cuemu::wait_at("an mbarrier", file, line);
   cuemu::pick_next();
   cuemu::S.cur->mbarrier = nullptr;
-  return b.phase != (parity & 1);
+  if (b.phase != (parity & 1)) return b.unseen = 0, true;
+  return false;
 }
 inline void mbar_wait(u32 bar, u32 parity, CUEMU_AT) {
   while (!mbar_try_wait(bar, parity, file, line)) {

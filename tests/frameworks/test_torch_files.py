@@ -80,6 +80,10 @@ def test_a_model_comes_back(saved: tuple[Any, Path], device: str) -> None:
     assert not list(path.parent.glob(".*"))
 
 
+def without(held: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: one for name, one in held.items() if name != key}
+
+
 def test_other_files_and_models_are_refused(saved: tuple[Any, Path], tmp_path: Path) -> None:
     _, path = saved
     from safetensors import safe_open
@@ -92,9 +96,21 @@ def test_other_files_and_models_are_refused(saved: tuple[Any, Path], tmp_path: P
         (tensors, {}, "no model of format 1"),
         (tensors, {**told, "gemmule_model": "2"}, "Update gemmule"),
         (tensors, {**told, "layers": json.dumps(other)}, "layer 'first' of the file: codes"),
-        ({k: v for k, v in tensors.items() if k != "norm.bias"}, told, r"lacks \['norm.bias'\]"),
+        (without(tensors, "norm.bias"), told, r"lacks \['norm.bias'\]"),
         (tensors | {"more": torch.ones(1)}, told, r"has \['more'\]"),
         (tensors | {"first.scales": tensors["first.scales"] * torch.nan}, told, "finite"),
+        (without(tensors, "first.codes"), told, "lacks the tensor 'first.codes', which others"),
+        (without(tensors, "inner.0.codes"), told, "layer 'inner.0' of the file: 'inner.0.codes'"),
+        *((tensors, without(told, key), "does not tell its layers") for key in ("layers", "ties")),
+        *((tensors, {**told, "layers": text}, "does not tell") for text in ("{", "[1]", "3")),
+        *(
+            (tensors, {**told, "ties": text}, "lacks the tensor")
+            for text in ('{"a": "b"}', '{"a": []}')
+        ),
+        *(
+            (tensors, {**told, "layers": json.dumps({**layers, "first": less})}, "layer 'first' of")
+            for less in (without(layers["first"], key) for key in layers["first"])
+        ),
     )
     for state, metadata, words in wrong:
         save_file(state, tmp_path / "wrong.safetensors", metadata)

@@ -137,6 +137,9 @@ def test_the_operators_keep_pytorchs_rules() -> None:
     a, w, ends = operands()
     given = a.requires_grad_(), w.requires_grad_(), ends
     torch.library.opcheck(torch.ops.gemmule.grouped_matmul.default, given)
+    halves = a.detach().half(), w.detach().half(), ends
+    wide = {"out_dtype": torch.float32}
+    torch.library.opcheck(torch.ops.gemmule.grouped_matmul.default, halves, wide)
     grad = torch.randn(12, 6, dtype=torch.float64)
     torch.library.opcheck(torch.ops.gemmule.grouped_outer.default, (a, grad, ends))
 

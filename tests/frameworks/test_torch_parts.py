@@ -9,6 +9,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,27 @@ def test_copies_of_a_layer_are_as_good_as_it(how: str, gpu: Gpu) -> None:
     # It lies on the host now, in the order that it had; the first product puts that right.
     assert torch.equal(made(x), expected)
     same(parts_of(made), canonical)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("wrong", ["shape", "place", "dtype", ""])
+def test_parts_on_a_gpu_are_of_one_shape_place_and_dtype(name: str, wrong: str) -> None:
+    sizes = {"codes": (37, 70), "scales": (37, 3), "zeros": (37, 3), "perm": (70,)}
+    kinds = dict(zip(NAMES, (torch.uint8, torch.float16, torch.float32, torch.int32), strict=True))
+    places = dict.fromkeys(NAMES, "meta")  # for a GPU
+    if wrong == "shape":
+        sizes[name] = (*sizes[name][:-1], sizes[name][-1] + 1)
+    elif wrong == "place":
+        places[name] = "cpu"
+    elif wrong == "dtype":
+        kinds[name] = torch.int64
+    given = tuple(torch.zeros(sizes[n], dtype=kinds[n], device=places[n]) for n in NAMES)
+    check = partial(parts.check_on_device, given, parts.Shape(37, 70, 8, 32), "row")
+    if wrong:
+        with pytest.raises(TypeError if wrong == "dtype" else ValueError, match="has"):
+            check()
+    else:
+        check()
 
 
 def test_codes_put_in_by_others_are_put_in_order_by_the_first_product(gpu: Gpu) -> None:

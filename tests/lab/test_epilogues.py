@@ -25,6 +25,10 @@ def test_ways_agree_and_are_timed(case: Case) -> None:
     ours, theirs = (given.ways()[name](0) for name in (epilogues.OURS, epilogues.PEER))
     assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     given.check(ours)
+    for name, way in given.ways().items():
+        assert torch.equal(way(0), way(len(given.sets))), name
+        assert len(given.sets) > 1
+        assert not torch.equal(way(0), way(1)), "each call has another set"
     with pytest.raises(ArithmeticError, match="wrong by"):
         given.check(ours + 0.01)
     records = epilogues.measured(case, None)

@@ -369,6 +369,18 @@ def test_named_rungs_of_either_kind_run_or_refuse(rung: str) -> None:
     assert (tally.refused > 0) == (rung == "panels")
 
 
+def test_what_drawn_problems_permit_is_asked_for(fault: Callable[..., Any]) -> None:
+    asked: list[Any] = []
+
+    def noted(sound: Any, *given: Any, **named: Any) -> Any:
+        asked.append(named.get("activations"))
+        return sound(*given, **named)
+
+    fault(gm, "matvec", noted)
+    assert run_trials(Choice("quantized"), 60, 0, 1).ok
+    assert set(asked) == {"float", "int8"}
+
+
 def test_a_rung_that_refuses_everything_is_not_right() -> None:
     assert not Tally(done=3, refused=3).ok
     assert Tally(done=3, refused=2).ok

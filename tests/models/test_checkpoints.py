@@ -159,6 +159,8 @@ def test_gguf(name: str, tmp_path: Path) -> None:
         holder = path if path in dict(model.named_parameters()) else f"{path}.weight"
         model.get_parameter(holder).data = weight
     check_served(served, model, tmp_path / "own")
+    narrow = load_checkpoint(tmp_path / "codes" / "model.gguf", dtype=torch.bfloat16)
+    assert {one.dtype for one in narrow.parameters()} == {torch.bfloat16}
 
 
 def test_gguf_that_is_not_served_is_named(tmp_path: Path) -> None:

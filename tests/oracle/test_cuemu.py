@@ -48,6 +48,7 @@ PLANTED: tuple[tuple[str, int, int, dict[str, int], str], ...] = (
     ("transaction", 4, 64, {}, "mbarrier"),
     ("transaction", 5, 64, {}, "mbarrier"),
     ("transaction", 6, 64, {}, "wrong"),
+    ("uncounted_arrivals", 1, 64, {}, "mbarrier"),
     ("misaligned_bulk", 1, 64, {}, "misaligned"),
     ("missing_store_wait", 1, 64, {}, "wrong"),
     ("missing_wgmma_wait", 1, 128, {}, "wrong"),

@@ -79,6 +79,22 @@ def test_quantised_matrices_are_of_every_kind_that_is_told(transposed: bool) -> 
     assert seen["drawn"] + seen["made"] == 120
 
 
+@pytest.mark.parametrize("has_zeros", [True, False])
+@pytest.mark.parametrize("group_size", [32, -1, None])
+def test_exact_quantised_matrices_have_scales_and_weights_of_both_signs(
+    group_size: int | None, has_zeros: bool
+) -> None:
+    spec = QuantSpec(4, group_size, has_zeros, "row", "float16", False)
+    problem = make_problem("matvec", 24, 96, 1, ("uint4", "float16", "float32"), quant=spec)
+    scales, signs = Counter[float](), Counter[float]()
+    for seed in range(40):
+        Q = make_inputs(problem, "integers", seed).a
+        scales.update(np.asarray(Q.scales, np.float64).ravel().tolist())
+        signs.update(np.sign(Q.dequantize()).ravel().tolist())
+    assert set(scales) == {-2.0, -1.0, 1.0, 2.0}
+    assert min(signs[-1.0], signs[1.0]) > 1000
+
+
 def test_operands_lie_among_poison_as_aligned_as_promised() -> None:
     for view, n, name in itertools.product(VIEWS, (8, 9, 12), ("float32", "float16", "int8")):
         signature = ("int8", "int8", "int32") if name == "int8" else (name,) * 3

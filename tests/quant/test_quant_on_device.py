@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -176,6 +177,18 @@ def test_an_array_with_the_cuda_array_interface_is_read_where_it_lies() -> None:
 
     W = weights(18, 40, "float32", 2)
     assert_same(gm.quantize(Foreign(there(W, "col"))), gm.quantize(W))
+
+
+@pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16"])
+def test_a_matrix_goes_from_any_device_to_any_other(scale_dtype: Any) -> None:
+    W = weights(17, 65, "float32", 5)
+    Q = gm.quantize(W, 8, 16, scale_dtype=scale_dtype, perm=np.arange(65)[::-1])
+    for way in itertools.permutations(("cpu", "cuda:0", "cuda:1")):
+        moved = Q
+        for device in (*way, way[0]):
+            moved = moved.to(device, layout="row")
+            assert moved.device == device
+        assert_same(moved.to("cuda:1", layout="mma16"), Q)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -305,9 +305,10 @@ OTHER = PLAIN["gelu_tanh"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_finished_otherwise_is_seen(fault: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_is_finished_otherwise_is_seen(fault: str, dtype: str) -> None:
     """Some drawn epilogue with all operands; the oracle judges what a fault makes of it."""
-    problem = make_problem("matmul", 40, 33, 20, ("float32",) * 3)
+    problem = make_problem("matmul", 40, 33, 20, (dtype,) * 3)
     for seed in itertools.count():
         around = finished.around(problem, ("gelu",), seed, "normal")
         if len(around.operands) == 4 and (around.alpha, around.beta) != (1.0, 1.0):

@@ -20,6 +20,8 @@ from gemmule.storage import lines, models
 from gemmule.storage.tuned import problem_of
 from gemmule.tuning import fit, sample
 from gemmule.tuning.fit import Timed
+from gemmule.tuning.outcomes import LaunchFailed
+from gemmule.tuning.session import Session
 
 MACHINE = Machine("cuda", "NVIDIA H200", "sm_90a", 132, 4.5e12, 50 << 20, 227 << 10, 1.8e-6)
 SHIPPED = models.of(MACHINE)
@@ -231,3 +233,23 @@ def test_rows_of_an_edited_rung_or_with_foreign_values_do_not_count() -> None:
     ]
     lines.write_records(sampler.path, sample.SCHEMA, spoilt)
     assert not sample.Sampler("cpu", seed=2).timed()
+
+
+@pytest.mark.usefixtures("small_products")
+def test_what_loses_the_device_is_the_last_that_is_tried_on_it(fault: Callable[..., Any]) -> None:
+    tried: list[Any] = []
+
+    def lose(sound: Any, session: Session, way: Any) -> Any:
+        tried.append(way)
+        if len(tried) == 1:
+            return sound(session, way)
+        session.lost = "lost"
+        return LaunchFailed(way, "an illegal address")
+
+    fault(Session, "admit", lose)
+    sampler = sample.Sampler("cpu", seed=2)
+    sampler.measure([Problem("matvec", 64, 64), Problem("matvec", 96, 64)], quiet)
+    assert len(tried) == 2
+    assert sampler.lost == "lost"
+    assert [way.rung for way, _ in sampler.rows] == [tried[1].rung.name]
+    assert sampler.timed() == [], "what was admitted before is not timed either"

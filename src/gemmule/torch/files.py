@@ -106,7 +106,10 @@ def load_model(model: torch.nn.Module, path: FilePath, *, device: Any = "cpu") -
             tensors = {name: file.get_tensor(name) for name in [*file.keys()]}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable .safetensors file: {error}") from None
-    tensors |= {name: tensors[kept] for name, kept in ties.items()}
+    try:
+        tensors |= {name: tensors[kept] for name, kept in ties.items()}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} lacks the tensor {error}, which others share") from None
     made = {name: _layer(model, name, form, tensors) for name, form in layers.items()}
     of_codes = {f"{name}.{part}" for name in layers for part in PARTS}
     state = {name: tensor for name, tensor in tensors.items() if name not in of_codes}
@@ -152,8 +155,10 @@ def _described(path: FilePath, metadata: Mapping[str, str]) -> tuple[dict[str, A
             f"{path} holds no model of format {FORMAT}: its {_KEY!r} is {metadata.get(_KEY)!r}. "
             "Update gemmule, or save the model again by gemmule.torch.save_model"
         )
-    layers, ties = json.loads(metadata["layers"]), json.loads(metadata["ties"])
-    return dict(layers), dict(ties)
+    try:
+        return dict(json.loads(metadata["layers"])), dict(json.loads(metadata["ties"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} does not tell its layers and ties: {error!r}") from None
 
 
 def _layer(

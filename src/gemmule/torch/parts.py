@@ -175,7 +175,7 @@ def _matrix(parts: Parts, shape: Shape) -> QuantizedMatrix:
     if isinstance(codes, np.ndarray):
         given = {"shape": shape[:2], "perm": perm}
         return QuantizedMatrix.from_parts(codes, scales, zeros, **given, **form)
-    _check_on_device(parts, shape, layout)
+    check_on_device(parts, shape, layout)
     given = {"stored_shape": shape[:2], "device": codes.device}
     return QuantizedMatrix(codes, scales, zeros, perm, **given, **form)
 
@@ -187,7 +187,7 @@ def _lying(part: torch.Tensor, name: str, layout: str) -> torch.Tensor:
     return part.contiguous()
 
 
-def _check_on_device(parts: Parts, shape: Shape, layout: str) -> None:
+def check_on_device(parts: Parts, shape: Shape, layout: str) -> None:
     """Raise ValueError or TypeError for parts on a GPU of another shape, place or dtype."""
     m, n, bits, group_size = shape
     count = (1, 1) if group_size is None else (m, rounding.group_count(n, group_size))

@@ -319,6 +319,8 @@ class Sampler:
                 self._add(problem, way.rung, way.params, None, f"{type(found).__name__}")
             else:
                 entries.append(found)
+            if session.lost:  # the ways behind it would all fail
+                break
         self.lost = session.lost
         if entries and not self.lost:
             limit = SECONDS[backend] * len(entries)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import gemmule as gm
+from gemmule.backends.cpu.target import vector_bytes
 from gemmule.timing.clock import Entry, Timing
 from gemmule.timing.machine import Rotation
 from gemmule.timing.sampler import Budget, sample
 from gemmule_lab.bench import session
+from gemmule_lab.ceilings import host as of_host
 from gemmule_lab.ceilings.cold import COLD_FROM, SAFETY, plateau_from, rotating_bytes
 from gemmule_lab.cli import run
 from gemmule_lab.harness import host as host_bench
@@ -251,3 +253,16 @@ def test_a_quantised_matrix_is_judged_piece_by_piece(
     verdict = check.judge(op, *operands, out, check.Rounding.of(plan))
     assert not verdict.ok
     assert verdict.worst_index == (len(out) - 1,)
+
+
+def test_ceilings_of_a_cpu_are_those_of_arrays_beyond_its_cache(
+    fault: Callable[..., None], limit: Callable[..., None]
+) -> None:
+    limit(of_host, FMA_STEPS=1 << 12)
+    fault(of_host, "last_level_cache_bytes", lambda sound: MIB)
+    found = of_host.measure_ceilings(max_seconds=0.02, threads=2)
+    assert found[COLD_FROM].value == 4
+    for name in ("read", "copy", "fma float32", "fma float64"):
+        assert found[name].value == max(found[name].tried.values()) > 0
+        assert {way[-9:] for way in found[name].tried} == {" 1 thread", "2 threads"}
+    assert len(found["read"].tried) == 2 * len({8, vector_bytes()}) * 4

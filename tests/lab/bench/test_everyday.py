@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,6 +43,8 @@ def test_every_kind_of_case_has_its_rows_on_disk(
     assert all((row.error_ratio or 0) <= 1 for row in rows)
     coded = [row for row in rows if "codes" in row.group]
     assert len(coded) == 4 * (len(everyday.GROUPS) - 1)
+    alike = collections.Counter((row.group, row.name.split(": ")[0]) for row in rows)
+    assert set(alike.values()) == {1}, "no two rows are of one product and of one way"
     late = rows[-1]
     assert set(late.speedups) == {
         words for one in (everyday.BARE, "numpy") for words in (one, everyday.LATE.format(one))

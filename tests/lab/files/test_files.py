@@ -130,9 +130,11 @@ def test_source_of_a_file_with_a_colon_in_its_name(tmp_path: Path) -> None:
 # --- refusing what is not -----------------------------------------------------------------------
 
 
-def test_pickles_are_never_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [object, [("x", "f8"), ("y", object)], [("y", object, 1)]])
+def test_pickles_are_never_run(tmp_path: Path, dtype: Any) -> None:
     flag = tmp_path / "ran"
-    objects = np.array([Bomb(flag)], dtype=object)
+    objects = np.zeros(1, dtype)
+    objects[() if dtype is object else "y"] = Bomb(flag)
     np.save(tmp_path / "a.npy", objects, allow_pickle=True)
     np.savez(tmp_path / "a.npz", A=objects)
     (tmp_path / "raw.npy").write_bytes(pickle.dumps(Bomb(flag)))

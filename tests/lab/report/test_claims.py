@@ -266,6 +266,15 @@ def test_two_runs_of_a_study_are_compared_by_their_times() -> None:
     assert {one.unit for one in found} == {"us"}
 
 
+def test_a_study_s_choice_of_another_rung_is_not_the_same_kernel(tmp_path: Path) -> None:
+    path, other = EVIDENCE / "nvidia-h200" / "study-003.jsonl", tmp_path / "study-003.jsonl"
+    other.write_text(re.sub(r'"rung":"\w+"', '"rung":"another"', path.read_text()))
+    stayed = [one.what for one in changes(path, other)]
+    assert stayed
+    assert all(": torch, " in what for what in stayed), "what is no rung of ours"
+    assert len(stayed) < len(changes(path, path)) / 2
+
+
 def test_a_busy_run_on_record_claims_nothing_that_the_quiet_one_contradicts() -> None:
     """Two processors of a Xeon, alone and beside two busy loops: 3 times torch's speed, and 76."""
     told: list[dict[tuple[str, str], str]] = []

@@ -22,11 +22,12 @@ from gemmule_lab import cli
 from gemmule_lab.records.distributed import read as read_distributed
 from gemmule_lab.records.results import Results, append, read
 from gemmule_lab.records.rows import Facts, Speedup, make_row, speedup_of
+from gemmule_lab.report import figures
 from gemmule_lab.report.charts import Axes, Line, Lines, Mark
 from gemmule_lab.report.plots import draw
 from gemmule_lab.report.render import print_tables, render_html, write_html
 from gemmule_lab.report.tables import TableData, markdown, rows_table, speedup_text
-from lab_rows import QUANT, machine, samples
+from lab_rows import QUANT, machine, result_row, samples
 from pages.markdown import update_markers
 from svg_words import SVG, faults, groups, words_of
 
@@ -38,6 +39,23 @@ def test_one_block_has_no_interval() -> None:
     one, two = (Speedup(1.25, 1.2, 1.3, n, 1 - 0.5 ** (n - 1), "undecided") for n in (1, 2))
     assert speedup_text(one) == "~1.25 (one block)"
     assert speedup_text(two) == "~1.25 (1.20 to 1.30)"
+
+
+def test_a_chart_shows_ours_as_plans_have_it_beside_the_fastest_other() -> None:
+    problem, here = Problem("matvec", 64, 64), machine()
+    rows = [
+        dataclasses.replace(result_row("ours", 5.0, problem), mode="by a call"),
+        result_row("ours", 10.0, problem),
+        result_row("slow", 30.0, problem),
+        result_row("numpy", 20.0, problem, "peer"),
+        result_row("torch", 25.0, problem, "peer"),
+    ]
+    size = problem.matrix_bytes / figures.MIB
+    chart = figures.times(rows, here)
+    assert chart is not None
+    assert list(chart.points.values()) == [[(size, 10.0)]]
+    assert list(chart.rings.values()) == [[(size, 20.0)]]
+    assert figures.times(rows[:1] + rows[3:], here) is None, "nothing of ours by a plan"
 
 
 def results(device: str = "Test GPU", peer: str = "numpy", name: str = "threads") -> Results:

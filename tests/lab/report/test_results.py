@@ -260,6 +260,11 @@ def test_row_above_the_ceiling_is_kept_flagged_and_measured_again() -> None:
     assert held["read"].measured == 2
     assert rows[1].flags == ()  # 47.2 is within 10 % of 45
     assert rows[1].percent_of_ceiling == pytest.approx(100 * above.gbs / 45)
+    lower = {"read": dataclasses.replace(here.ceilings["read"], value=39.0)}
+    for given, value, measured in (({}, 40.0, 1), (lower, 40.0, 2)):  # nothing, and a lower one
+        rows, held = enforce([above], here.ceilings, "cpu", lambda given=given: given)
+        assert (held["read"].value, held["read"].measured) == (value, measured)
+        assert rows[0].flags == ("above the read ceiling by 18 %",)
     rows, _ = enforce([row(here, us=50)], here.ceilings, "cpu", again)
     assert rows[0].flags == ("above the read ceiling by 78 %",)
 
