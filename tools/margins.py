@@ -8,7 +8,6 @@ behind the folder only products are measured whose rung is one of them; other ru
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import sys
 from collections.abc import Collection, Iterator
@@ -158,7 +157,7 @@ def measure(root: Path, names: Collection[str] = ()) -> Path:
     """Measure the grid, of the rungs called `names` alone if any, and write the file."""
     meter = Meter()
     keys = {(r.folder, r.rung, r.variant): r.key for r in evidence.read()}
-    today, found = dt.datetime.now(tz=dt.UTC).date().isoformat(), []
+    today, found = lines.today(), []
     for problem in problems():
         pair = rivals(problem, meter.machine)
         if pair is None:

@@ -6,7 +6,6 @@ host, no user, no folder. The repository's tool `take_shared` reads them, and tr
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import json
 import re
@@ -125,7 +124,7 @@ def share(
         machine.name,
         machine.arch,
         version_of("gemmule") or "unknown",
-        dt.datetime.now(dt.UTC).date().isoformat(),
+        lines.today(),
         seed,
         tally.done,
         tally.wrong,

@@ -192,11 +192,6 @@ def devices_on_record(evidence: Path, number: str) -> dict[str, Rows]:
     return {show.device_of(rows): store.of_last_devices(rows) for rows in files if rows}
 
 
-def evidence_rows(evidence: Path, number: str) -> Rows:
-    """Return a study's rows of the device with the most of them."""
-    return next(iter(devices_on_record(evidence, number).values()), Rows(()))
-
-
 def _devices(number: str, devices: Mapping[str, Rows], beside: tuple[str, Chart] | None) -> str:
     if len(devices) < 2:
         return "No other device is on record yet; rows of one are compared by `--against`."

@@ -5,7 +5,6 @@ Every rung runs in a child process of its own: a kernel that faults takes its CU
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
 import itertools
 import os
@@ -330,7 +329,7 @@ def write_evidence(root: Path, outcomes: Sequence[Outcome]) -> Path | None:
         )
     gpu = root / evidence.slug(device)
     records = {(r.folder, r.rung, r.variant): r for r in evidence.read_device(gpu)}
-    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    today = lines.today()
     for o in outcomes:
         for name in [n for n in records if n[:2] == (o.folder, o.rung)]:
             if o.variant in (EVERY, name[2]):

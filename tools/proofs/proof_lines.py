@@ -6,7 +6,6 @@ while its key is the variant's own (`proofs.status`), as for the proofs themselv
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def _line(what: str, value: str, outcome: Any, figures: Mapping[str, Any]) -> Li
         "schema": evidence.SCHEMA,
         what: value,
         **{part: getattr(outcome, part) for part in (*VARIANT, "key", "device")},
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "date": stored_lines.today(),
         **figures,
     }
 

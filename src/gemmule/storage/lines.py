@@ -6,6 +6,7 @@ Of files with a dataclass for their lines, `read_records` and `write_records` ch
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -125,3 +126,8 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) != len(pairs):
         raise ValueError("a key stands twice in one object")
     return record
+
+
+def today() -> str:
+    """Return the day as records have it: of UTC."""
+    return dt.datetime.now(tz=dt.UTC).date().isoformat()

@@ -9,7 +9,6 @@ chosen there again, and those that were right are not checked again until their 
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.rung import CudaRung, Step
 from gemmule.errors import CompileError, DeviceError
 from gemmule.storage import evidence, first_use
+from gemmule.storage.lines import today
 from gemmule.tuning.operands import DeviceMemory, put_all
 from gemmule.tuning.trials import Exact, exact, prepared
 
@@ -165,7 +165,7 @@ def _untold(mine: _Kernels, reason: str) -> bool:
 def _kept(mine: _Kernels, code: str, wrong: str, *, lasting: bool = True) -> bool:
     """Keep the result of a check, for later processes too; return whether the kernels may run."""
     wrong = " ".join(wrong.split())[:400]
-    date = dt.datetime.now(dt.UTC).date().isoformat()
+    date = today()
     found = first_use.Checked(*mine.name, code, made_of(mine.rung), wrong, date)
     first_use.keep(mine.choice.machine, found, lasting=lasting)
     if wrong:

@@ -6,7 +6,6 @@ which are first measured one by one. Later plans choose by what is kept.
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.errors import DeviceError
 from gemmule.storage import models, rates
+from gemmule.storage.lines import today
 from gemmule.tuning import fit
 from gemmule.tuning.operands import Place
 from gemmule.tuning.rates import measure_rates
@@ -70,7 +70,7 @@ def make(
         path = rates.save(*names, found.model, {**rates.errors(*names), **found.errors})
         cpu.forget_machine()
     else:
-        found = fit.judged(replace(machine, model=None), rows, name, day=_today())
+        found = fit.judged(replace(machine, model=None), rows, name, day=today())
         path = models.save(found.model)
     forget_plans()
     return Made(found, len(rows), fit.problems_of(rows), path)
@@ -84,7 +84,3 @@ def rung_named(name: str, backend: str) -> str:
         return found[0]
     words = f"several {backend} rungs are" if found else f"no {backend} rung is"
     raise ValueError(f"{words} called {name!r}; name one of {', '.join(found or rungs)}.")
-
-
-def _today() -> str:
-    return dt.datetime.now(tz=dt.UTC).date().isoformat()

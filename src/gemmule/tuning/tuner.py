@@ -7,7 +7,6 @@ plans of the same problem on the same device use it.
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import math
 import os
@@ -25,6 +24,7 @@ from gemmule.core.problem import Problem
 from gemmule.errors import DeviceError
 from gemmule.settings import tuning_enabled
 from gemmule.storage import tuned as tuned_store
+from gemmule.storage.lines import today
 from gemmule.timing.clock import Entry
 from gemmule.timing.sampler import CONFIDENCE, Ratio, Samples, ratio
 from gemmule.tuning.isolated import CHILD_TIMEOUT_S, measure_apart
@@ -73,7 +73,7 @@ def tuned_choice(
     times = math.prod(call.outer) * (call.problem.batch if call.problem.batch_invariant else 1)
     return replace(
         choose(call, machine, winner.rung.name, tuple(winner.params.items())),
-        reason=f"tuned on this device, {_today()}",
+        reason=f"tuned on this device, {today()}",
         expected_s=report.winner_s * times,
         runner_up=report.default.name,
     )
@@ -322,7 +322,7 @@ class _Run:
             )
             return None
         tuned = tuned_store.Tuned(
-            report.winner.rung, report.winner.params, report.winner_s, _today()
+            report.winner.rung, report.winner.params, report.winner_s, today()
         )
         path = tuned_store.save(report.machine, report.problem, tuned, self.request.root)
         if path is None:
@@ -344,10 +344,6 @@ def disturbed(*both: Samples) -> float:
     """Return the share of blocks in which the system took a processor away from the process."""
     notes = [note for samples in both for note in samples.notes]
     return sum(int(note.get("preempted", 0)) > 0 for note in notes) / len(notes)
-
-
-def _today() -> str:
-    return dt.datetime.now(tz=dt.UTC).date().isoformat()
 
 
 def settle_apart(
