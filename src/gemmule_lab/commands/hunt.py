@@ -125,6 +125,8 @@ def hunt(
         raise ValueError("--everyday and --no-rests are about a CPU.")
     if backend == "cuda" and coded and (len(coded) < len(formats) or ops):
         raise ValueError("on a GPU --format int4 and int8 take no other format and no --op.")
+    if backend == "cuda":
+        options.ordinal_of(device)  # that there is no GPU comes before what a peer lacks
     (racer,) = named((peer,), backend)
     absent = racer.absent()
     if absent is not None:
