@@ -50,8 +50,12 @@ class Spoiling(TimedDriver):
 
 @pytest.fixture
 def device(
-    own_cache: Path, limit: Callable[..., None], only_proved: Callable[..., None]
+    own_cache: Path,
+    limit: Callable[..., None],
+    only_proved: Callable[..., None],
+    modules: Callable[..., None],
 ) -> Iterator[Spoiling]:
+    modules(torch=..., cupy=...)  # one without a GPU has no streams
     limit(sample, SECONDS={"cuda": 1e-3}, MOST_SETS={"cuda": 3})
     only_proved("cuda", SIMPLE)
     with emulated(kind=Spoiling) as found:

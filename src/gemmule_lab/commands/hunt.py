@@ -112,10 +112,8 @@ def hunt(
         if len(ops) > 1 or formats or peer or most_bytes or hot or ranks or everyday or fit:
             raise ValueError(f"--op {alone} takes --device, --seconds, --seed, --products alone.")
         return ALONE[alone](device, seed, seconds, products, out)
-    if most_bytes is None:
-        most_bytes = work.MOST_BYTES
-        if backend == "cpu":
-            most_bytes = min(most_bytes, available_bytes() // 4)
+    quarter = available_bytes() // 4 if backend == "cpu" else work.MOST_BYTES
+    most_bytes = most_bytes or min(work.MOST_BYTES, quarter)
     peer = peer or PEERS[backend]
     options.check_peers((peer,), backend)
     coded = [name for name in formats if name in CODED]
