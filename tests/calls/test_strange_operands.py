@@ -103,7 +103,7 @@ LIARS = [
     (Capsule((1, 0), ZeroDivisionError("by you")), TypeError, "by you"),
     (Capsule(()), TypeError, "gives no array"),
     (Capsule(None), TypeError, "gives no array"),
-    (np.ndarray, TypeError, "x is a builtins.type"),
+    (np.ndarray, TypeError, "x is a type"),
 ]
 
 

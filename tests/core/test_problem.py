@@ -103,8 +103,8 @@ def test_wider_floats_hold_every_narrower_one() -> None:
         ("int8", "int8", "float32", "kind integer"),
         ("float32", "float32", "complex64", "kind float"),
         ("int8", "int8", "int16", "int32, int64 or uint64"),
-        ("float32", "float32", "bool", "supported are"),
-        ("float32", "float32", "longdouble", "supported are"),
+        ("float32", "float32", "bool", "it must be one of"),
+        ("float32", "float32", "longdouble", "it must be one of"),
     ],
 )
 def test_out_dtype_of_another_kind_is_refused(a: str, b: str, out: str, words: str) -> None:

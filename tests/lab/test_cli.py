@@ -21,6 +21,7 @@ from rich.console import Console
 import gemmule as gm
 from children import ended
 from gemmule import backends
+from gemmule.backends.cuda import driver
 from gemmule_lab import cli, doctor
 from gemmule_lab.cli import run
 from gemmule_lab.commands import _options as options
@@ -251,6 +252,27 @@ def test_mistakes_are_one_line_and_exit_code_2(
     _, err = said(capsys)
     assert message in err
     assert err.startswith("gemmule: ")
+    assert err.count("\n") == 1
+
+
+OF_A_GPU = (
+    *("bench", "hunt", "warm", "demo", "verify --cases 1", "verify --share s.zip"),
+    *("hunt --op grouped", "hunt --op epilogue", "hunt --format int4", "hunt --fit"),
+    *("tune --device-model", "tune --sizes 8x8", "multiply A.npy x.npy"),
+)
+
+
+@pytest.mark.parametrize("command", OF_A_GPU)
+def test_a_gpu_that_is_not_there_is_what_is_missing(
+    matrices: Path, command: str, modules: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not a peer, sizes or a package that one would need only beside it."""
+    modules(**{"cuda": None, "cuda.bindings": None})
+    driver.bindings.cache_clear()
+    assert run([*command.split(), "--device", "cuda"]) == 2
+    _, err = said(capsys)
+    driver.bindings.cache_clear()
+    assert err.startswith("gemmule: CUDA operands need cuda-bindings")
     assert err.count("\n") == 1
 
 

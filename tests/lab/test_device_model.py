@@ -58,12 +58,12 @@ def test_one_rung_is_measured_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_who_stops_it_is_told_that_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(*args: object, **options: object) -> None:
+    def stopped(sound: object, *args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(models, "make", stopped)
+    fault(models, "make", stopped)
     assert run(["tune", "--device-model"]) == 130
     told = capsys.readouterr()
     assert "what was measured so far is kept; the same command goes on" in told.out

@@ -332,7 +332,7 @@ SQUARE = np.ones((3, 3), np.float32)
         ({"bias": np.ones(3)}, TypeError, "bias has dtype float64, and the result is float32"),
         ({"C": np.ones((3, 1), np.float32)}, ValueError, r"C has shape \(3, 1\)"),
         ({"gate": np.ones((1, 3, 3), np.float32)}, ValueError, "gate has shape"),
-        ({"residual": [1.0]}, TypeError, "residual is a builtins.list"),
+        ({"residual": [1.0]}, TypeError, "residual is a list"),
         ({"alpha": "2"}, TypeError, "alpha is '2'; it must be a real number"),
         ({"alpha": 10**400}, ValueError, "alpha is beyond the largest double"),
         ({"alpha": 1j}, TypeError, "alpha is 1j"),

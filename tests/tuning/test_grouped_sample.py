@@ -27,10 +27,8 @@ from gemmule.tuning.trials import exact, sampled
 pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 HALF = "float16"
 DENSE = make_problem("grouped", 20, 64, 64, (HALF,) * 3, batch=3, layout_b="col")
-CODES = make_problem(
-    "grouped", 20, 64, 64, (HALF, "uint4", HALF), batch=3,
-    quant=QuantSpec(4, 32, True, "row", "float16", False),
-)  # fmt: skip
+SPEC = QuantSpec(4, 32, True, "row", "float16", False)
+CODES = make_problem("grouped", 20, 64, 64, (HALF, "uint4", HALF), batch=3, quant=SPEC)
 SIMPLE = {"row_by_row", "code_by_code"}
 
 
@@ -50,8 +48,12 @@ class Spoiling(TimedDriver):
 
 @pytest.fixture
 def device(
-    own_cache: Path, limit: Callable[..., None], only_proved: Callable[..., None]
+    own_cache: Path,
+    limit: Callable[..., None],
+    only_proved: Callable[..., None],
+    modules: Callable[..., None],
 ) -> Iterator[Spoiling]:
+    modules(torch=..., cupy=...)  # one without a GPU has no streams
     limit(sample, SECONDS={"cuda": 1e-3}, MOST_SETS={"cuda": 3})
     only_proved("cuda", SIMPLE)
     with emulated(kind=Spoiling) as found:

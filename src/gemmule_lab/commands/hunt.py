@@ -112,10 +112,8 @@ def hunt(
         if len(ops) > 1 or formats or peer or most_bytes or hot or ranks or everyday or fit:
             raise ValueError(f"--op {alone} takes --device, --seconds, --seed, --products alone.")
         return ALONE[alone](device, seed, seconds, products, out)
-    if most_bytes is None:
-        most_bytes = work.MOST_BYTES
-        if backend == "cpu":
-            most_bytes = min(most_bytes, available_bytes() // 4)
+    quarter = available_bytes() // 4 if backend == "cpu" else work.MOST_BYTES
+    most_bytes = most_bytes or min(work.MOST_BYTES, quarter)
     peer = peer or PEERS[backend]
     options.check_peers((peer,), backend)
     coded = [name for name in formats if name in CODED]
@@ -125,6 +123,8 @@ def hunt(
         raise ValueError("--everyday and --no-rests are about a CPU.")
     if backend == "cuda" and coded and (len(coded) < len(formats) or ops):
         raise ValueError("on a GPU --format int4 and int8 take no other format and no --op.")
+    if backend == "cuda":
+        options.ordinal_of(device)  # that there is no GPU comes before what a peer lacks
     (racer,) = named((peer,), backend)
     absent = racer.absent()
     if absent is not None:
