@@ -67,6 +67,15 @@ def fault() -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
+def unwritten() -> Iterator[None]:
+    """Arrays of `np.empty` that are not zeros by chance."""
+    from unwritten import shown
+
+    with shown():
+        yield
+
+
+@pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What puts modules in the place of imported ones; None: not installed; ...: not imported."""
 

@@ -14,13 +14,16 @@ class Full:
     """What makes arrays, full of ones; to the compiler of kernels it is the function it calls."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
-        self.make = make
+        self.make, self.__doc__ = make, make.__doc__
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         array = self.make(*given, **named)
         if not array.dtype.hasobject:
             array.ravel("K").view(np.uint8).fill(0xFF)
         return array
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["make"], name)
 
     def __eq__(self, other: object) -> bool:
         return getattr(other, "make", other) is self.make

@@ -20,6 +20,8 @@ from gemmule.oracle.truth import dequantized
 from gemmule.quant import checks, float4, shards
 from gemmule.quant.formats import from_float4, from_gpt_oss, read_layer
 
+pytestmark = pytest.mark.usefixtures("unwritten")
+
 FORMATS = ("mxfp4", "nvfp4")
 VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
 

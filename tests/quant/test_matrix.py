@@ -23,6 +23,8 @@ from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 from quantized_products import SCALE_DTYPES, normal
 
+pytestmark = pytest.mark.usefixtures("unwritten")
+
 
 def test_sizes_reach_their_limits() -> None:
     most = 1 << 40

@@ -20,6 +20,8 @@ from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 from quantized_products import SCALE_DTYPES, normal
 
+pytestmark = pytest.mark.usefixtures("unwritten")
+
 DTYPES = {
     "float64": np.float64,
     "float32": np.float32,

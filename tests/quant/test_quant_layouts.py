@@ -20,6 +20,8 @@ from gemmule.quant.layouts import (
     unpack_nibbles,
 )
 
+pytestmark = pytest.mark.usefixtures("unwritten")
+
 sizes = st.integers(0, 70)
 any_bits = st.sampled_from([4, 8])
 

@@ -14,6 +14,8 @@ from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.quantize import quantize
 from quantized_products import SCALE_DTYPES, normal
 
+pytestmark = pytest.mark.usefixtures("unwritten")
+
 
 def errors_of(W: np.ndarray, Q: QuantizedMatrix, importance: Any = 1) -> np.ndarray:
     """Each row's weighted squared error, from the dequantised matrix."""

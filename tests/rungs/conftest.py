@@ -1,4 +1,4 @@
-"""What tests of several rungs are given; memory that nobody wrote is seen by every one of them."""
+"""What tests of several rungs are given."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ from contextlib import nullcontext
 import pytest
 
 from gemmule.backends.cpu import amx
-from unwritten import shown
 
 MISSING = amx.missing_tiles("bf16")
-
-
-@pytest.fixture(autouse=True)
-def unwritten() -> Iterator[None]:
-    """Give arrays that are not zeros by chance."""
-    with shown():
-        yield
 
 
 @pytest.fixture(
