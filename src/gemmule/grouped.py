@@ -339,3 +339,11 @@ def _check_ends(ends: np.ndarray[Any, Any], tokens: int) -> None:
             f"offsets are {ends[:8].tolist()}{' ...' if ends.size > 8 else ''}; they must be the "
             f"ends of the groups, which rise from 0 to at most {tokens} (the rows of A)."
         )
+
+
+def of_no_slots(target: Operand, like: Operand) -> None:
+    """Write sums over no slots, which are zeros: those of a product that has no terms."""
+    rows, columns = target.form.shape
+    a, b = (empty_like_kind(one, target.form.dtype, like) for one in ((rows, 0), (0, columns)))
+    plan = resolve("matmul", a.form, b.form, target.form, target.device, DEFAULT)
+    plan.launch(a, b, target, 1.0, 0.0)

@@ -37,6 +37,7 @@ from gemmule.grouped import (
     GroupedPlan,
     grouped_product,
     nobody,
+    of_no_slots,
     resolve_grouped,
     unwrap_weights,
     written,
@@ -81,8 +82,11 @@ def routed_product(
         held = [one for one in (left, right, indices, weights, ends) if one is not None]
         check_out(target, about.shape, about.out, held)
     if launch is not None:
-        if 0 not in about.shape and about.slots:
-            launch(given, target)
+        if 0 not in about.shape:
+            if about.slots:
+                launch(given, target)
+            else:
+                of_no_slots(target, left)
     else:
         _on_host(about, given, target.array, fresh=out is None, options=options)
     if result is None:

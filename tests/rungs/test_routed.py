@@ -196,6 +196,11 @@ def test_on_a_device(tokens: int) -> None:
             wanted = looped(given, host, slot, weights if shares else None, gated=gated)
             error = np.abs(found.astype("f8") - wanted)
             assert (error <= 2.0**-7 * np.abs(wanted) + 2.0**-5).all()
+        none = {"indices": indices[:, :0], "weights": weights[:, :0]}
+        put_none = {name: gm.asarray(one.copy(), device="cuda:1") for name, one in none.items()}
+        sums = gm.asarray(gm.grouped_matmul(put["a"], put["w"], **put_none), device="cpu")
+        assert (sums == 0).all()
+        assert np.array_equal(sums, gm.grouped_matmul(a, w, **none))
         ends = gm.asarray(np.array([0, 2, 2, 5, 7, 7], np.int32), device="cuda:1")
         gated = gm.grouped_matmul(put["a"], put["w"], ends, epilogue="silu_gate")
         found = gm.asarray(gated, device="cpu")[:7].astype("f8")
