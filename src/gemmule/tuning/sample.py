@@ -64,7 +64,7 @@ MOST_SETS = {"cpu": 256, "cuda": 4096}  # of operands; more of small ones take l
 MOST_COPIED = {"cpu": 1 << 26, "cuda": 1 << 40}  # bytes of all sets: fresh pages take longer still
 PRODUCTS = {"cpu": 24, "cuda": 200}
 # No product, and no further way of one, begins later, unless so many are asked for; rates count.
-LONGEST_S = {"cpu": 3.5, "cuda": math.inf}
+LONGEST_S = {"cpu": 2.8, "cuda": math.inf}
 
 
 @dataclass(frozen=True, slots=True)
