@@ -67,6 +67,12 @@ def multiply(op: str, a: Any, b: Any, out: Any, options: Options, device: str | 
                     "away, and move tensors with their own .to()."
                 )
             return autograd.through(op, a, b, out, options)
+        if device is None and out is None:
+            from gemmule.dispatch import torch_host
+
+            views = torch_host.arrays(a, b)
+            if views is not None:
+                return torch_host.tensor(multiply(op, *views, None, options, None))
     if "jax" in sys.modules and device is None:
         from gemmule.frameworks import jax as jax_calls  # only where JAX is
 

@@ -166,15 +166,20 @@ def _from_torch(torch: Any, tensor: Any, argument: str) -> Operand:
         return device_arrays.from_torch(tensor, name)
     if tensor.device.type != "cpu":
         raise TypeError(f"{argument} lies on {tensor.device}; supported are cpu and cuda devices.")
-    plain = tensor.detach().resolve_conj().resolve_neg()
+    host = array_of(torch, tensor.resolve_conj().resolve_neg(), name, argument)
+    return _from_numpy(host, tensor, "torch", argument)
+
+
+def array_of(torch: Any, tensor: Any, name: str, argument: str) -> np.ndarray[Any, Any]:
+    """Return an array over the memory of a host tensor that has its data, of the dtype `name`."""
+    plain = tensor.detach()
     try:
         if name in _BITS:
-            host = plain.view(getattr(torch, _BITS[name])).numpy().view(numpy_dtype(name))
-        else:
-            host = plain.numpy()
+            plain = plain.view(getattr(torch, _BITS[name]))
+        array: np.ndarray[Any, Any] = plain.numpy()
     except RuntimeError as error:  # of a kind of tensor that only operators of PyTorch can read
         raise device_arrays.refused(tensor, argument, "memory", error) from error
-    return _from_numpy(host, tensor, "torch", argument)
+    return array.view(numpy_dtype(name)) if name in _BITS else array
 
 
 def _from_jax(jax: Any, array: Any, argument: str) -> Operand:
@@ -239,17 +244,21 @@ def empty_like_kind(shape: tuple[int, ...], dtype: str, like: Operand) -> Operan
     return _from_numpy(array, array, "numpy", "out")
 
 
+def tensor_of(torch: Any, array: np.ndarray[Any, Any]) -> Any:
+    """Return a tensor of PyTorch over an array's memory; a number's is its own."""
+    if array.dtype.kind == "V":  # NumPy's word for those of other packages
+        bits = torch.from_numpy(array.view(_BITS[array.dtype.name]))
+        return bits.view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array) if array.ndim else torch.tensor(array, device="cpu")
+
+
 def to_kind(out: Operand, like: Operand) -> Any:
     """Return a fresh host result as an array of the library that `like` came from."""
     if like.device != "cpu" or like.library in ("numpy", "gemmule"):
         return out.original
     array = out.array
     if like.library == "torch":
-        torch = sys.modules["torch"]
-        if out.form.dtype in _BITS:
-            bits = array.view(_BITS[out.form.dtype])
-            return torch.from_numpy(bits).view(getattr(torch, out.form.dtype))
-        return torch.from_numpy(array) if array.ndim else torch.tensor(array, device="cpu")
+        return tensor_of(sys.modules["torch"], array)
     if like.library == "jax":
         devices = like.original.devices()
         place = next(iter(devices)) if len(devices) == 1 else None
