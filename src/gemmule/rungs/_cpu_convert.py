@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmule.backends.cpu import jit
+from gemmule.backends.cpu.copies import laid
 from gemmule.backends.cpu.intrinsics import load, store
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.pool import Pooled, in_pool, share_count
@@ -39,7 +40,7 @@ def narrowed(array: Array, target: Array) -> None:
     few = array.ndim != 2 or array.size < LEAST
     halves = (array.dtype, target.dtype) == (np.float32, np.float16)
     if few or not halves or not _converted(array, target):
-        np.copyto(target, array, casting="unsafe")
+        laid(array, target)
 
 
 def _rows_of(array: Array) -> Array | None:

@@ -20,6 +20,7 @@ import numpy as np
 from gemmule.backends.base import HostRun
 from gemmule.backends.cpu import panels
 from gemmule.backends.cpu.calls import binding, scaled
+from gemmule.backends.cpu.copies import in_rows, laid
 from gemmule.backends.cpu.threads import processors
 from gemmule.core.canonical import Call
 from gemmule.core.choice import Choice
@@ -332,7 +333,7 @@ def _converted(
         temporary = np.empty(out.shape, dtype=out_dtype)
         core(a, b, temporary)
         with np.errstate(all="ignore"):
-            out[...] = temporary.astype(out.dtype, copy=False)
+            laid(temporary, out)
 
     return one
 
@@ -346,5 +347,5 @@ def as_layout(array: Array, dtype: str, layout: str, shared: bool) -> Array:
         array = array.astype(numpy_dtype(dtype), copy=False)
     steps = tuple(step // array.itemsize for step in array.strides[-2:])
     if layout == "row" and layout_of((array.shape[-2], array.shape[-1]), steps) != "row":
-        return np.ascontiguousarray(array)
+        return in_rows(array)
     return array

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmule.backends.cpu.copies import in_rows
 from gemmule.backends.cpu.simd import BLOCK_BYTES, LANES, codes_per_lane
 from gemmule.core.problem import FLOAT4_DTYPE, Problem
 from gemmule.core.rung import Arithmetic, Machine, Signature, Suggestion
@@ -126,7 +127,7 @@ def bound(core: Core, working: str) -> Run:
         scattered = matrix.perm is not None and matrix.transposed
         if matrix.perm is not None and not matrix.transposed:
             x = x[matrix.perm]
-        x = np.ascontiguousarray(widened(x, dtype))
+        x = in_rows(widened(x, dtype))
         if matrix.transposed:
             x = times_factors(parts, x)
         direct = not scattered and y.dtype == dtype and y.flags.c_contiguous

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmule.backends.cpu.atomics import unpacked_as
+from gemmule.backends.cpu.copies import in_rows
 from gemmule.backends.cpu.intrinsics import enter, load
 from gemmule.backends.cpu.jit import Kernel, kernel
 from gemmule.backends.cpu.pool import Pooled
@@ -208,7 +209,7 @@ def by_kernel(write: Kernel, *, turned: bool = False) -> Prepare:
     """
 
     def prepare(x: NDArray[Any], place: int, panel_bytes: int) -> int | None:
-        given = np.ascontiguousarray(x.T) if turned else x
+        given = in_rows(x.T) if turned else x
         return None if write(address(given), *x.shape, place, panel_bytes) else 0
 
     return prepare
