@@ -9,11 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gemmule.core.problem import ITEMSIZE, Problem
 from gemmule_lab.bench import grouped, hunt, suites
 from gemmule_lab.harness.host import HostBench
+from gemmule_lab.harness.operands import host_sets, in_format
 from gemmule_lab.harness.products import Product, titled
 from gemmule_lab.peers.registry import all_peers
 from gemmule_lab.records import results
@@ -73,6 +75,12 @@ def test_everyday_products_stay_within_their_sides_and_large_slow_ones_are_count
         assert low <= min(sides)
         assert max(sides) <= high
     assert all(4 * p.shape[0] * p.shape[1] <= 1 << 24 for p in found)
+    coded = [p for p in found if p.form.bits is not None]
+    assert {(p.op == "matmul", p.by_tokens) for p in coded} == {
+        (True, True),
+        (True, False),
+        (False, False),
+    }
     finds = [
         hunt.Find(Product("matvec", "int4", (rows, 600)), "a", 1.0, ratio, None, "a", 1.0)
         for rows, ratio in ((512, 0.89), (511, 0.5), (600, 0.91), (700, 2.0))
@@ -247,3 +255,13 @@ def test_a_hunt_among_mixtures_records_their_sizes(tmp_path: Path) -> None:
     (shape,) = itertools.islice(grouped.random_shapes(3, *grouped.MOST["cpu"]), 1)
     first = json.loads(path.read_text().splitlines()[0])
     assert (first["n"], first["k"], first["samples"]) == (shape.n, shape.k, grouped.ROUNDS)
+
+
+def test_codes_meet_rows_of_activations_where_they_lie_by_columns() -> None:
+    for by_columns in (False, True):
+        product = Product("matmul", "int8", (5, 128), 7, by_columns)
+        matrix, x = in_format(np.ones((5, 128)), "int8"), np.ones((128, 7))
+        (one,) = host_sets(product, [matrix], [x], cold=False).items
+        assert one.b.flags.f_contiguous == one.out.flags.f_contiguous == by_columns
+        assert product.order == "C"
+    assert Product("matmul", "float16", (5, 128), 7, True).order == "F"

@@ -196,7 +196,8 @@ def everyday_products(
 ) -> Iterator[Product]:
     """Yield random products of sides as most people have them, the same for the same seed.
 
-    All sides are drawn evenly by their logarithms within `EVERYDAY`.
+    All sides are drawn evenly by their logarithms within `EVERYDAY`. Dense matrices, and what codes
+    are multiplied by, lie by rows or by columns.
     """
     rng = random.Random(seed)  # noqa: S311  no secret
     while True:
@@ -204,7 +205,7 @@ def everyday_products(
         rows, columns, width = (_evenly(rng, *EVERYDAY[op]) for _ in range(3))
         form = FORMATS[name]
         if max(form.matrix_bytes(rows, columns), 4 * rows * columns) <= most_bytes:
-            by_columns = form.bits is None and rng.random() < 0.5
+            by_columns = (form.bits is None or op == "matmul") and rng.random() < 0.5
             yield Product(op, name, (rows, columns), width, by_columns)
 
 

@@ -198,7 +198,7 @@ class HostBench(Bench):
         if wide is not None:
             taken = sum(int(one.a.nbytes) for one in sets.items)
             room = max(0, int(available_bytes() * OPERANDS_SHARE) - taken)
-            dtype, order = numpy_dtype(wide), "F" if product.column_major else "C"
+            dtype, order = numpy_dtype(wide), product.order
             floats, _ = self._copies(
                 "plain",
                 lambda: self._values(product, 0).astype(dtype, order, copy=False),
@@ -247,7 +247,7 @@ class HostBench(Bench):
         if form.bits is not None and form.group_size is None:
             return codes(np.random.default_rng(seed), product.shape, form.bits)
         values = self._values(product, seed)
-        return in_format(values, product.format, "F" if product.column_major else "C")
+        return in_format(values, product.format, product.order)
 
     def _copies(
         self, purpose: str, make: Callable[[], Any], room: int, most: int | None = None

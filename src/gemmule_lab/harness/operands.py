@@ -118,11 +118,12 @@ def host_sets(
     """
     form = product.form
     dtype, out = numpy_dtype(form.dtype), numpy_dtype(form.out)
+    order: Literal["C", "F"] = "F" if product.by_tokens else "C"
     items = [
         OperandSet(
             matrix.T if product.transposed else matrix,
-            others[index % len(others)].astype(dtype),
-            np.empty(product.out_shape, out),
+            others[index % len(others)].astype(dtype, order),
+            np.empty(product.out_shape, out, order),
         )
         for index, matrix in enumerate(matrices)
     ]

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gemmule.core.problem import COMPLEX, INTEGERS, ITEMSIZE, result_dtype
 from gemmule.core.words import Bits, ScaleDtype
@@ -88,8 +88,9 @@ class Product:
     """A case: one product to measure. shape: rows and columns of the matrix as it is stored.
 
     columns: of a matmul's right operand; None makes it square. column_major: the matrix lies by
-    columns. transposed: it multiplies the transpose of what is stored. uniform, in studies alone:
-    numbers in [0, 1) where others are normal.
+    columns; of codes, on the host, the right operand and the result of a matmul do. transposed: it
+    multiplies the transpose of what is stored. uniform, in studies alone: numbers in [0, 1) where
+    others are normal.
     """
 
     op: str
@@ -123,6 +124,16 @@ class Product:
         if self.op != "matmul":
             return 1
         return self.shape[1] if self.columns is None else self.columns
+
+    @property
+    def order(self) -> Literal["C", "F"]:
+        """How the matrix lies, in NumPy's words; of codes, how the floats beside them do."""
+        return "F" if self.column_major and self.form.bits is None else "C"
+
+    @property
+    def by_tokens(self) -> bool:
+        """Whether codes are multiplied by rows of activations, as layers have them."""
+        return self.column_major and self.form.bits is not None and self.op == "matmul"
 
     @property
     def other_shape(self) -> tuple[int, ...]:
