@@ -7,9 +7,10 @@ architectures: what it picks has to be proved before a release.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gemmule.choose import eligible
 from gemmule.core.problem import FLOAT4_DTYPE, Problem
@@ -67,19 +68,17 @@ def _best(takers: Sequence[CudaRung], problem: Problem, machine: Machine) -> Run
     return takers[0] if takers else None
 
 
-def problems(signatures: Sequence[Signature] | None = None) -> Iterator[Problem]:
-    """Yield the fixed problems of every signature (default: all) that some CUDA rung declares."""
+def problems() -> Iterator[Problem]:
+    """Yield the fixed problems of every signature that some CUDA rung declares."""
     rungs = cuda_rungs()  # 4-bit floats go to a GPU once each rung that takes them is proved
     plain = dict.fromkeys((r.op, s) for r in rungs if not r.quantized for s in r.signatures)
     coded = dict.fromkeys(
         (r.op, s) for r in rungs if r.quantized for s in r.signatures if FLOAT4_DTYPE not in s
     )
     for op, signature in plain:
-        if signatures is None or signature in signatures:
-            yield from _plain(op, signature)
+        yield from _plain(op, signature)
     for op, signature in coded:
-        if signatures is None or signature in signatures:
-            yield from _quantized(op, signature)
+        yield from _quantized(op, signature)
 
 
 def _plain(op: str, signature: Signature) -> Iterator[Problem]:
@@ -102,14 +101,15 @@ def _quantized(op: str, signature: Signature) -> Iterator[Problem]:
         yield make_problem(op, m, n, k, signature, quant=quant)
 
 
-def needed(signatures: Sequence[Signature] | None = None) -> dict[tuple[str, str, str], str]:
+@functools.cache
+def needed() -> Mapping[tuple[str, str, str], str]:
     """Return the variants that default plans choose, (folder, rung, variant): one problem each.
 
-    Shipped tuning results choose rungs too. signatures: only problems of these dtypes.
+    Shipped tuning results choose rungs too. It takes seconds, and is found once a process.
     """
     found: dict[tuple[str, str, str], str] = {}
     machines = [proofs.proof_machine(arch) for arch in ARCHS]
-    for problem in problems(signatures):
+    for problem in problems():
         takers = _takers(problem)
         for machine in machines:
             rung = _best(takers, problem, machine)
