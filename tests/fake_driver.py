@@ -68,6 +68,7 @@ class FakeDriver:
         # (context, grid, block, shared bytes, stream)
         self.launches: list[tuple[Any, ...]] = []
         self.libraries: list[bytes] = []
+        self.loaded: set[int] = set()  # kernels whose code is on the device
         self.memory: dict[int, tuple[Any, int]] = {}
         self.contexts: list[int] = []
         self.shared: dict[int, int] = {}  # dynamic bytes that a kernel was allowed
@@ -178,8 +179,16 @@ class FakeDriver:
         self.shared[kernel] = nbytes
         return self._answer("cuKernelSetAttribute")
 
+    def cuKernelGetFunction(self, kernel: int) -> tuple[Any, ...]:
+        return self._answer("cuKernelGetFunction", kernel)
+
+    def cuFuncLoad(self, function: int) -> tuple[Any, ...]:
+        self.loaded.add(function)
+        return self._answer("cuFuncLoad")
+
     def launch(self, config: int, function: int, params: int, extra: None) -> int:
         """Stand for what the back end calls by ctypes: note a launch, with its struct at hand."""
+        assert function in self.loaded, "its code would be loaded by the launch, which waits"
         numbers = struct.unpack("<7I4xQQI", ctypes.string_at(config, 52))
         attributes = [
             struct.unpack("<I4x3I", ctypes.string_at(numbers[8] + 72 * i, 20))

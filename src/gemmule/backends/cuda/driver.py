@@ -229,7 +229,11 @@ _loading = threading.Lock()
 
 @functools.lru_cache(maxsize=2048)
 def load(cubin: bytes, symbol: str, ordinal: int, smem: int) -> Any:
-    """Load a cubin and return the kernel's handle, with `smem` bytes of dynamic memory allowed."""
+    """Load a cubin and return the kernel's handle, with `smem` bytes of dynamic memory allowed.
+
+    The code is on the device then. Left to the first launch, loading it waits for what runs there,
+    which may be a kernel that waits for results of that very launch.
+    """
     driver = bindings()
     with _loading, on_device(ordinal):
         library = check(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading {symbol}")
@@ -241,6 +245,8 @@ def load(cubin: bytes, symbol: str, ordinal: int, smem: int) -> Any:
                 driver.cuKernelSetAttribute(key, smem, kernel, handle),
                 f"asking for {smem:,} bytes of shared memory for {symbol}",
             )
+        function = check(driver.cuKernelGetFunction(kernel), f"entering {symbol}")
+        check(driver.cuFuncLoad(function), f"loading {symbol} on cuda:{ordinal}")
     return kernel
 
 
