@@ -25,6 +25,7 @@ import fnmatch
 import functools
 import importlib
 import itertools
+import json
 import os
 import random
 import re
@@ -529,12 +530,21 @@ class Trial:
 class Run:
     """Faults on trial: what the tests said of them, and of the sound sources."""
 
-    def __init__(self, faults: list[Fault]) -> None:
-        self.waiting = [Trial(fault) for fault in faults]
+    def __init__(self, faults: list[Fault], judged: Path | None = None) -> None:
+        self.judged = judged  # where verdicts are kept for a later run
+        known = dict(map(json.loads, judged.read_text().splitlines())) if judged else {}
+        self.found = [(fault, known[str(fault)]) for fault in faults if str(fault) in known]
+        self.waiting = [Trial(fault) for fault in faults if str(fault) not in known]
         self.killed: list[Trial] = []  # by tests that have to pass without any fault yet
         self.sound: set[str] = set()  # what passes so
         self.without: dict[str, None] = {}  # what fails so
-        self.found: list[tuple[Fault, str]] = []
+
+    def keep(self, fault: Fault, happened: str) -> None:
+        """Take a fault as judged."""
+        self.found.append((fault, happened))
+        if self.judged:
+            with self.judged.open("a", encoding="utf-8") as file:
+                print(json.dumps([str(fault), happened]), file=file)
 
     def next(self, folder: Path) -> tuple[list[Trial], Child]:
         """Start tests with a fault, or without it what killed any."""
@@ -569,7 +579,7 @@ class Run:
         if by and not self.sound.issuperset(trial.check):
             self.killed.append(trial)
         else:
-            self.found.append((trial.fault, happened.split(" (")[0]))
+            self.keep(trial.fault, happened.split(" (")[0])
 
     def _without_fault(self, trials: list[Trial], child: Child, happened: str) -> None:
         fails = () if happened == "survived" else child.failed()
@@ -589,7 +599,7 @@ class Run:
                 continue
             left = any(one.startswith("tests/") for one in trial.less(self.without))
             if happened == "survived" or self.sound.issuperset(trial.check):
-                self.found.append((trial.fault, "killed"))
+                self.keep(trial.fault, "killed")
             elif left and self.without.keys() & set(trial.check):
                 self.waiting.append(trial)
             elif left and fails:
@@ -597,18 +607,19 @@ class Run:
             else:
                 shutil.copy(child.folder / "said", ROOT / "broken.log")
                 print(f"no test runs, see broken.log: {' '.join(trial.arguments)}", flush=True)
-                self.found.append((trial.fault, "survived"))
+                self.keep(trial.fault, "survived")
 
 
 def judged(
-    faults: list[Fault], jobs: int, seconds: float = float("inf")
+    faults: list[Fault], jobs: int, seconds: float = float("inf"), known: Path | None = None
 ) -> list[tuple[Fault, str]]:
     """Return every fault with what happened; print each as it is known, with its processor time.
 
     seconds: no fault is planted later; the others are left out, and those whose tests run on.
+    known: a file of verdicts of earlier runs of these faults, which it adds to.
     """
     begun = time.monotonic()
-    run = Run(faults)
+    run = Run(faults, known)
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         _warmed(Path(name))
         free = [scratch(Path(name) / str(job)) for job in range(jobs)]
@@ -678,6 +689,7 @@ def main() -> int:
     parser.add_argument("--skip", type=int, default=0, help="as many of the seed's first faults")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="plant none later")
+    parser.add_argument("--judged", type=Path, help="go on where a run with this file ended")
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     parser.add_argument("--into", type=Path, default=FILE, help="--record, added to this file")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
@@ -701,7 +713,9 @@ def main() -> int:
         "pytest",
     ):  # once, for all children
         importlib.import_module(name)
-    every = judged(faults, given.jobs, given.seconds)
+    if given.judged:
+        given.judged.touch()
+    every = judged(faults, given.jobs, given.seconds, given.judged)
     found = [one for one in every if one[1] != "does not compile"]
     print(f"{len(every) - len(found)} of {len(every)} do not compile, and are no faults")
     survivors = [fault for fault, happened in found if happened == "survived"]
@@ -726,6 +740,8 @@ def main() -> int:
             add=given.into != FILE,
         )
     print(f"{by_seed} of them mechanical, by seed {', '.join(map(str, seeds))}")
+    if len(every) < len(faults):
+        print(f"{len(faults) - len(every)} were not judged")
     print(f"{len(found)} faults: {killed} killed, {equal} equivalent, {len(survivors)} survived")
     return 1 if survivors else 0
 

@@ -135,12 +135,15 @@ def _ended(fault: mutation.Fault | None, arguments: list[str], *failed: str) -> 
     )
 
 
-def test_a_test_that_fails_without_any_fault_kills_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_fails_without_any_fault_kills_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         mutation, "Child", lambda fault, arguments, folder: _ended(fault, arguments)
     )
     faults = list(mutation.by_hand())[:3]
-    run = mutation.Run(faults)
+    (judged := tmp_path / "judged").touch()
+    run = mutation.Run(faults, judged)
     for name in ("tests/a.py::sound", "tests/a.py::broken", "tests/a.py::named[2]"):
         trials, child = run.next(Path())
         run.after(trials, _ended(child.fault, child.arguments, name), "killed")
@@ -165,7 +168,10 @@ def test_a_test_that_fails_without_any_fault_kills_none(monkeypatch: pytest.Monk
             run.after(trials, _ended(None, child.arguments, "tests/a.py::broken"), "killed")
         else:
             run.after(trials, child, "survived")
-    assert dict(run.found) == {faults[0]: "killed", faults[1]: "survived", faults[2]: "killed"}
+    verdicts = {faults[0]: "killed", faults[1]: "survived", faults[2]: "killed"}
+    again = mutation.Run([*faults, *list(mutation.by_hand())[3:4]], judged)
+    assert dict(run.found) == dict(again.found) == verdicts
+    assert len(again.waiting) == 1  # what was not judged yet
 
 
 def test_a_campaign_replaces_its_last_record(tmp_path: Path) -> None:
