@@ -739,6 +739,8 @@ def main() -> int:
             file=given.into,
             add=given.into != FILE,
         )
+    used = os.times()
+    print(f"{used.children_user + used.children_system:.0f} s of processor time in this run")
     print(f"{by_seed} of them mechanical, by seed {', '.join(map(str, seeds))}")
     if len(every) < len(faults):
         print(f"{len(faults) - len(every)} were not judged")
