@@ -536,15 +536,18 @@ class Run:
         self.found = [(fault, known[str(fault)]) for fault in faults if str(fault) in known]
         self.waiting = [Trial(fault) for fault in faults if str(fault) not in known]
         self.killed: list[Trial] = []  # by tests that have to pass without any fault yet
-        self.sound: set[str] = set()  # what passes so
+        self.sound = set(known.get("sound", ()))  # what passes so
         self.without: dict[str, None] = {}  # what fails so
 
     def keep(self, fault: Fault, happened: str) -> None:
         """Take a fault as judged."""
         self.found.append((fault, happened))
+        self._note(str(fault), happened)
+
+    def _note(self, *what: str | list[str]) -> None:
         if self.judged:
             with self.judged.open("a", encoding="utf-8") as file:
-                print(json.dumps([str(fault), happened]), file=file)
+                print(json.dumps(what), file=file)
 
     def next(self, folder: Path) -> tuple[list[Trial], Child]:
         """Start tests with a fault, or without it what killed any."""
@@ -588,6 +591,7 @@ class Run:
             self.without |= dict.fromkeys(fails)
         if happened in ("survived", "killed"):  # else the others did not run
             self.sound |= set(child.arguments) - {"--collect-only", *fails}
+            self._note("sound", sorted(self.sound))
         # A test's parameters may have a name that only the fault gives.
         unknown = happened == "killed (ended with 4)"
         for trial in trials:
