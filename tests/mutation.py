@@ -5,7 +5,7 @@ sources and the tests to a scratch folder, plants a fault there, and runs the te
 file, in a forked child with a time limit. A fault is *killed* by a failing test or by the limit;
 others *survive*, but for those that are known to change nothing. Half of the faults are written by
 hand; the others are made mechanically: an operator, a constant, a comparison, a statement, a guard,
-a part of a condition, an option handed on or a new axis of a random place, by the printed seed.
+a part of a condition, an option handed on, a new axis or a variable of a random place, by the seed.
 ``mutants/faults.toml`` holds the first half, some with the tests that kill them, the files that the
 second is drawn from, the tests that watch a file, and the faults that change nothing, with reasons.
 A file of which it says nothing is watched by the tests that import it, or what imports it. What
@@ -139,9 +139,9 @@ def mechanical(count: int, seed: int) -> Iterator[Fault]:
 def _drawn(path: str, rng: random.Random) -> Fault | None:
     """Return a fault of a random place of a file, None where the place gives none."""
     text = (ROOT / path).read_text()
-    kinds = tokens_of, statements_of, guards_of, new_axes_of, conditions_of, keywords_of
-    (kind,) = rng.choices(kinds, (55, 15, 10, 5, 10, 5))
-    places = list(kind(path, text)) or list(tokens_of(path, text))
+    kinds = tokens_of, statements_of, guards_of, new_axes_of, conditions_of, keywords_of, names_of
+    (kinds_of,) = rng.choices(kinds, (45, 15, 10, 5, 10, 5, 10))
+    places = list(kinds_of(path, text)) or list(tokens_of(path, text))
     if not places:
         return None
     start, old, new, kind = rng.choice(places)
@@ -303,6 +303,26 @@ def keywords_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     if path.endswith(".py"):
         for match in re.finditer(r", (\w+)=\1(?=[,)])", _without_words(path, text)):
             yield match.start(), match.group(), "", "keyword"
+
+
+def names_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield variables, and others of the same statement that could be meant."""
+    if not path.endswith(".py"):
+        return
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        own = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+        named = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        own |= {node.id for node in named if isinstance(node.ctx, ast.Store)}
+        lines: dict[int, list[ast.Name]] = {}
+        for node in named:
+            if node.id in own and isinstance(node.ctx, ast.Load):
+                lines.setdefault(node.lineno, []).append(node)
+        for some in lines.values():
+            for node, other in itertools.product(some, sorted({one.id for one in some})):
+                if node.id != other:
+                    yield _span(text, node)[0], node.id, other, "name"
 
 
 def watching(fault: Fault) -> list[str]:

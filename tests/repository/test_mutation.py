@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -226,6 +227,12 @@ def test_conditions_lose_one_part_and_calls_an_option_that_is_handed_on() -> Non
     assert ends == ["y < f(z)", "0 <= y"]
     dropped = [(old, new) for _, old, new, _ in mutation.keywords_of("a.py", text)]
     assert dropped == [(", bits=bits", ""), (", method=method", "")]
+
+
+def test_a_variable_becomes_another_of_its_statement() -> None:
+    text = "def f(a, b):\n    size = len(a)\n    return g(a, size, b.c)\n"
+    found = [(old, new) for _, old, new, _ in mutation.names_of("a.py", text)]
+    assert sorted(found) == sorted(itertools.permutations(("a", "b", "size"), 2))
 
 
 def test_tests_named_after_a_module_watch_it() -> None:
