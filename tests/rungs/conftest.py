@@ -29,4 +29,4 @@ def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _memory_of_others(unwritten: None) -> None:
-    """Results that nobody wrote are not zeros by chance."""
+    """A result that nobody wrote is not zero by chance."""
