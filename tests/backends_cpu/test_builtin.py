@@ -17,7 +17,7 @@ import gemmule as gm
 from children import printed
 from gemmule.backends.cpu import blas_threads
 from gemmule.backends.cpu import pool as cpu_pool
-from gemmule.backends.cpu.calls import builtin
+from gemmule.backends.cpu.calls import blas, builtin
 from gemmule.backends.cpu.threads import processors
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung
@@ -381,6 +381,14 @@ print("right")
 @pytest.mark.parametrize("how", ["fork", "numba"])
 def test_after_a_fork_and_beside_numbas_threads(how: str) -> None:
     assert printed(AFTER, how, NUMBA_NUM_THREADS=2) == "right\n"
+
+
+@pytest.mark.parametrize("step", [4, 5, 4.5])
+def test_blas_is_given_rows_that_are_whole_numbers_apart(step: float) -> None:
+    """As of a field of a record: BLAS counts a leading dimension in numbers, not in bytes."""
+    A = np.ndarray((3, 4), np.float32, bytearray(64), 0, (int(4 * step), 4))
+    assert (blas.gemv(A) is None) == (step == 4.5)
+    assert (blas.gemv(A.T) is None) == (step == 4.5)
 
 
 PRODUCTS = """
