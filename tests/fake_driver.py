@@ -28,6 +28,7 @@ class CUresult(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_DEVICE = 101
     CUDA_ERROR_NO_BINARY_FOR_GPU = 209
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
     CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701
@@ -92,6 +93,8 @@ class FakeDriver:
         return self._answer("cuDeviceGetCount", self.devices)
 
     def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
+        if not 0 <= ordinal < self.devices:
+            return (CUresult.CUDA_ERROR_INVALID_DEVICE, None)
         return self._answer("cuDeviceGet", ordinal)
 
     def cuDeviceGetAttribute(self, key: str, device: int) -> tuple[Any, ...]:

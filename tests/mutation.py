@@ -5,7 +5,7 @@ sources and the tests to a scratch folder, plants a fault there, and runs the te
 file, in a forked child with a time limit. A fault is *killed* by a failing test or by the limit;
 others *survive*, but for those that are known to change nothing. Half of the faults are written by
 hand; the others are made mechanically: an operator, a constant, a comparison, a statement, a guard,
-a part of a condition, an option handed on or a new axis of a random place, by the printed seed.
+a part of a condition, an option handed on, a new axis or a variable of a random place, by the seed.
 ``mutants/faults.toml`` holds the first half, some with the tests that kill them, the files that the
 second is drawn from, the tests that watch a file, and the faults that change nothing, with reasons.
 A file of which it says nothing is watched by the tests that import it, or what imports it. What
@@ -25,6 +25,7 @@ import fnmatch
 import functools
 import importlib
 import itertools
+import json
 import os
 import random
 import re
@@ -138,9 +139,9 @@ def mechanical(count: int, seed: int) -> Iterator[Fault]:
 def _drawn(path: str, rng: random.Random) -> Fault | None:
     """Return a fault of a random place of a file, None where the place gives none."""
     text = (ROOT / path).read_text()
-    kinds = tokens_of, statements_of, guards_of, new_axes_of, conditions_of, keywords_of
-    (kind,) = rng.choices(kinds, (55, 15, 10, 5, 10, 5))
-    places = list(kind(path, text)) or list(tokens_of(path, text))
+    kinds = tokens_of, statements_of, guards_of, new_axes_of, conditions_of, keywords_of, names_of
+    (kinds_of,) = rng.choices(kinds, (45, 15, 10, 5, 10, 5, 10))
+    places = list(kinds_of(path, text)) or list(tokens_of(path, text))
     if not places:
         return None
     start, old, new, kind = rng.choice(places)
@@ -302,6 +303,26 @@ def keywords_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
     if path.endswith(".py"):
         for match in re.finditer(r", (\w+)=\1(?=[,)])", _without_words(path, text)):
             yield match.start(), match.group(), "", "keyword"
+
+
+def names_of(path: str, text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield variables, and others of the same statement that could be meant."""
+    if not path.endswith(".py"):
+        return
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        own = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+        named = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        own |= {node.id for node in named if isinstance(node.ctx, ast.Store)}
+        lines: dict[int, list[ast.Name]] = {}
+        for node in named:
+            if node.id in own and isinstance(node.ctx, ast.Load):
+                lines.setdefault(node.lineno, []).append(node)
+        for some in lines.values():
+            for node, other in itertools.product(some, sorted({one.id for one in some})):
+                if node.id != other:
+                    yield _span(text, node)[0], node.id, other, "name"
 
 
 def watching(fault: Fault) -> list[str]:
@@ -529,12 +550,24 @@ class Trial:
 class Run:
     """Faults on trial: what the tests said of them, and of the sound sources."""
 
-    def __init__(self, faults: list[Fault]) -> None:
-        self.waiting = [Trial(fault) for fault in faults]
+    def __init__(self, faults: list[Fault], judged: Path | None = None) -> None:
+        self.judged = judged  # where verdicts are kept for a later run
+        known = dict(map(json.loads, judged.read_text().splitlines())) if judged else {}
+        self.found = [(fault, known[str(fault)]) for fault in faults if str(fault) in known]
+        self.waiting = [Trial(fault) for fault in faults if str(fault) not in known]
         self.killed: list[Trial] = []  # by tests that have to pass without any fault yet
-        self.sound: set[str] = set()  # what passes so
+        self.sound = set(known.get("sound", ()))  # what passes so
         self.without: dict[str, None] = {}  # what fails so
-        self.found: list[tuple[Fault, str]] = []
+
+    def keep(self, fault: Fault, happened: str) -> None:
+        """Take a fault as judged."""
+        self.found.append((fault, happened))
+        self._note(str(fault), happened)
+
+    def _note(self, *what: str | list[str]) -> None:
+        if self.judged:
+            with self.judged.open("a", encoding="utf-8") as file:
+                print(json.dumps(what), file=file)
 
     def next(self, folder: Path) -> tuple[list[Trial], Child]:
         """Start tests with a fault, or without it what killed any."""
@@ -569,7 +602,7 @@ class Run:
         if by and not self.sound.issuperset(trial.check):
             self.killed.append(trial)
         else:
-            self.found.append((trial.fault, happened.split(" (")[0]))
+            self.keep(trial.fault, happened.split(" (")[0])
 
     def _without_fault(self, trials: list[Trial], child: Child, happened: str) -> None:
         fails = () if happened == "survived" else child.failed()
@@ -578,6 +611,7 @@ class Run:
             self.without |= dict.fromkeys(fails)
         if happened in ("survived", "killed"):  # else the others did not run
             self.sound |= set(child.arguments) - {"--collect-only", *fails}
+            self._note("sound", sorted(self.sound))
         # A test's parameters may have a name that only the fault gives.
         unknown = happened == "killed (ended with 4)"
         for trial in trials:
@@ -589,7 +623,7 @@ class Run:
                 continue
             left = any(one.startswith("tests/") for one in trial.less(self.without))
             if happened == "survived" or self.sound.issuperset(trial.check):
-                self.found.append((trial.fault, "killed"))
+                self.keep(trial.fault, "killed")
             elif left and self.without.keys() & set(trial.check):
                 self.waiting.append(trial)
             elif left and fails:
@@ -597,18 +631,19 @@ class Run:
             else:
                 shutil.copy(child.folder / "said", ROOT / "broken.log")
                 print(f"no test runs, see broken.log: {' '.join(trial.arguments)}", flush=True)
-                self.found.append((trial.fault, "survived"))
+                self.keep(trial.fault, "survived")
 
 
 def judged(
-    faults: list[Fault], jobs: int, seconds: float = float("inf")
+    faults: list[Fault], jobs: int, seconds: float = float("inf"), known: Path | None = None
 ) -> list[tuple[Fault, str]]:
     """Return every fault with what happened; print each as it is known, with its processor time.
 
     seconds: no fault is planted later; the others are left out, and those whose tests run on.
+    known: a file of verdicts of earlier runs of these faults, which it adds to.
     """
     begun = time.monotonic()
-    run = Run(faults)
+    run = Run(faults, known)
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         _warmed(Path(name))
         free = [scratch(Path(name) / str(job)) for job in range(jobs)]
@@ -678,6 +713,7 @@ def main() -> int:
     parser.add_argument("--skip", type=int, default=0, help="as many of the seed's first faults")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="plant none later")
+    parser.add_argument("--judged", type=Path, help="go on where a run with this file ended")
     parser.add_argument("--record", action="store_true", help="keep the outcome in the evidence")
     parser.add_argument("--into", type=Path, default=FILE, help="--record, added to this file")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
@@ -701,7 +737,9 @@ def main() -> int:
         "pytest",
     ):  # once, for all children
         importlib.import_module(name)
-    every = judged(faults, given.jobs, given.seconds)
+    if given.judged:
+        given.judged.touch()
+    every = judged(faults, given.jobs, given.seconds, given.judged)
     found = [one for one in every if one[1] != "does not compile"]
     print(f"{len(every) - len(found)} of {len(every)} do not compile, and are no faults")
     survivors = [fault for fault, happened in found if happened == "survived"]
@@ -725,7 +763,11 @@ def main() -> int:
             file=given.into,
             add=given.into != FILE,
         )
+    used = os.times()
+    print(f"{used.children_user + used.children_system:.0f} s of processor time in this run")
     print(f"{by_seed} of them mechanical, by seed {', '.join(map(str, seeds))}")
+    if len(every) < len(faults):
+        print(f"{len(faults) - len(every)} were not judged")
     print(f"{len(found)} faults: {killed} killed, {equal} equivalent, {len(survivors)} survived")
     return 1 if survivors else 0
 

@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 import time
+import tracemalloc
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ import gemmule as gm
 from children import printed
 from gemmule.backends.cpu import blas_threads
 from gemmule.backends.cpu import pool as cpu_pool
-from gemmule.backends.cpu.calls import builtin
+from gemmule.backends.cpu.calls import blas, builtin
 from gemmule.backends.cpu.threads import processors
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import CpuRung
@@ -381,6 +382,30 @@ print("right")
 @pytest.mark.parametrize("how", ["fork", "numba"])
 def test_after_a_fork_and_beside_numbas_threads(how: str) -> None:
     assert printed(AFTER, how, NUMBA_NUM_THREADS=2) == "right\n"
+
+
+def test_a_product_that_is_left_to_numpy_leaves_no_result_behind() -> None:
+    """A matrix by itself turned: NumPy computes half of it, so the bound call gives it back."""
+    A, B = np.ones((2, 64, 64), np.float32)
+    for _ in range(3):
+        gm.matmul(A, B.T)
+    tracemalloc.start()
+    try:
+        gm.matmul(A, A.T)
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20):
+            gm.matmul(A, A.T)
+        assert tracemalloc.get_traced_memory()[0] - before < A.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("step", [4, 5, 4.5])
+def test_blas_is_given_rows_that_are_whole_numbers_apart(step: float) -> None:
+    """As of a field of a record: BLAS counts a leading dimension in numbers, not in bytes."""
+    A = np.ndarray((3, 4), np.float32, bytearray(64), 0, (int(4 * step), 4))
+    assert (blas.gemv(A) is None) == (step == 4.5)
+    assert (blas.gemv(A.T) is None) == (step == 4.5)
 
 
 PRODUCTS = """

@@ -234,6 +234,17 @@ def test_an_edited_helper_is_noticed(warm: Path, tmp_path: Path) -> None:
     assert len(list((cache / "kernels").iterdir())) == 2
 
 
+def test_a_kernel_outside_of_what_names_the_folder_is_named_by_its_text(tmp_path: Path) -> None:
+    """Such as the loops that measure a memory: another release may change them alone."""
+    keys = []
+    for name, number in (("a.py", 1), ("b.py", 1), ("c.py", 2)):
+        (tmp_path / name).write_text(f"def one() -> int:\n    return {number}\n")
+        found: dict[str, Any] = {"__name__": "elsewhere"}
+        exec(compile((tmp_path / name).read_text(), str(tmp_path / name), "exec"), found)
+        keys.append(kernel(found["one"]).key)
+    assert keys[0] == keys[1] != keys[2]
+
+
 @pytest.mark.parametrize("pool", ["blas", "own"])
 def test_four_threads_and_a_forked_child(warm: Path, pool: str) -> None:
     code = (

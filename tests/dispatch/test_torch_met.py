@@ -18,9 +18,10 @@ from gemmule import lookup  # noqa: E402
 from gemmule.arrays.interop import quantized_form  # noqa: E402
 from gemmule.backends.cuda.launch import Launcher  # noqa: E402
 from gemmule.core.caches import forget_plans  # noqa: E402
-from gemmule.core.canonical import DEFAULT  # noqa: E402
+from gemmule.core.canonical import DEFAULT, canonical  # noqa: E402
 from gemmule.core.operand import Form  # noqa: E402
 from gemmule.dispatch import torch_repeats  # noqa: E402  these import torch
+from gemmule.dispatch.torch import TensorCall  # noqa: E402
 from gemmule.dispatch.torch_repeats import Repeats  # noqa: E402
 from gemmule.torch import quantized_linear  # noqa: E402
 from host_tensors import Noted, bound, negated  # noqa: E402
@@ -237,6 +238,15 @@ def test_a_bias_that_lies_as_kernels_read_it_is_added_by_them(change: Any, run: 
             held = (5, host_tensors.CODES, x.data_ptr(), y.data_ptr(), bias.data_ptr())
             assert run.launches == [held]
     assert call(Q, x, None) is None
+
+
+def test_where_no_kernel_adds_a_bias_pytorch_does(run: Noted) -> None:
+    """Other operands than those planned are left to the general way, as without a bias."""
+    call = TensorCall(run, canonical("matvec", *OF_3x4, None, DEFAULT), OF_3x4, host_tensors.HOST)
+    adding = call.bound(asks=True, adds=True)
+    A, x, bias = torch.ones(3, 4), torch.ones(4), torch.ones(3)
+    assert adding(A, x, bias).data_ptr() == run.launches[-1][3]
+    assert adding(A, x.double(), bias) is None
 
 
 class Adding(Launcher):

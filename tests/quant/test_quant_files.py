@@ -422,7 +422,7 @@ def test_the_fuzzer_kills_a_reader_that_does_not_check(
     tmp_path: Path, check: str, fault: Callable[..., Any]
 ) -> None:
     def unchecked_entry(sound: Any, name: str, entry: Any) -> Any:
-        dtype = files.named_dtype(files._TAG_TO_NAME[entry["dtype"]])
+        dtype = files.named_dtype(files.TAGS[entry["dtype"]])
         return dtype, tuple(entry["shape"]), *entry["data_offsets"]
 
     mutants = {"_check_cover": lambda sound, spans, nbytes: None, "_checked_entry": unchecked_entry}

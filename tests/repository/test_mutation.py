@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -135,12 +136,15 @@ def _ended(fault: mutation.Fault | None, arguments: list[str], *failed: str) -> 
     )
 
 
-def test_a_test_that_fails_without_any_fault_kills_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_fails_without_any_fault_kills_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         mutation, "Child", lambda fault, arguments, folder: _ended(fault, arguments)
     )
     faults = list(mutation.by_hand())[:3]
-    run = mutation.Run(faults)
+    (judged := tmp_path / "judged").touch()
+    run = mutation.Run(faults, judged)
     for name in ("tests/a.py::sound", "tests/a.py::broken", "tests/a.py::named[2]"):
         trials, child = run.next(Path())
         run.after(trials, _ended(child.fault, child.arguments, name), "killed")
@@ -165,7 +169,10 @@ def test_a_test_that_fails_without_any_fault_kills_none(monkeypatch: pytest.Monk
             run.after(trials, _ended(None, child.arguments, "tests/a.py::broken"), "killed")
         else:
             run.after(trials, child, "survived")
-    assert dict(run.found) == {faults[0]: "killed", faults[1]: "survived", faults[2]: "killed"}
+    verdicts = {faults[0]: "killed", faults[1]: "survived", faults[2]: "killed"}
+    again = mutation.Run([*faults, *list(mutation.by_hand())[3:4]], judged)
+    assert dict(run.found) == dict(again.found) == verdicts
+    assert len(again.waiting) == 1  # what was not judged yet
 
 
 def test_a_campaign_replaces_its_last_record(tmp_path: Path) -> None:
@@ -220,6 +227,12 @@ def test_conditions_lose_one_part_and_calls_an_option_that_is_handed_on() -> Non
     assert ends == ["y < f(z)", "0 <= y"]
     dropped = [(old, new) for _, old, new, _ in mutation.keywords_of("a.py", text)]
     assert dropped == [(", bits=bits", ""), (", method=method", "")]
+
+
+def test_a_variable_becomes_another_of_its_statement() -> None:
+    text = "def f(a, b):\n    size = len(a)\n    return g(a, size, b.c)\n"
+    found = [(old, new) for _, old, new, _ in mutation.names_of("a.py", text)]
+    assert sorted(found) == sorted(itertools.permutations(("a", "b", "size"), 2))
 
 
 def test_tests_named_after_a_module_watch_it() -> None:

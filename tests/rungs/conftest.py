@@ -25,3 +25,8 @@ def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with emulated_tiles() if request.param == "in memory" else nullcontext():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _memory_of_others(unwritten: None) -> None:
+    """A result that nobody wrote is not zero by chance."""

@@ -29,8 +29,6 @@ from gemmule.storage import evidence
 from proofs import device as verify_device
 from proofs import proofs, status
 
-pytestmark = pytest.mark.usefixtures("unwritten")
-
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 TAKING = [
     pytest.param(rung, id=rung.name)

@@ -35,8 +35,6 @@ from gemmule.plan import Plan
 from gemmule_lab.verify import random_grouped
 from proofs import device, proofs
 
-pytestmark = pytest.mark.usefixtures("unwritten")
-
 RUNGS = [r for r in cuda_rungs() if r.folder == "grouped"]
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 ENDS = np.array([0, 5, 5, 20, 33, 40, 48], np.int32)

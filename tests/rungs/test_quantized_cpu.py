@@ -44,8 +44,6 @@ from quantized_products import (
     takes,
 )
 
-pytestmark = pytest.mark.usefixtures("unwritten")
-
 HAS_QUADS = quads.quad_pieces(512, 4, 32) > 0
 FLOAT_NAMES = [n for n in NAMES if "int8" not in n]
 MACHINE = Machine("cpu", "test", "x86_64", 2, 40e9, 32 << 20)

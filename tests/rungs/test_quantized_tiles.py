@@ -83,6 +83,13 @@ def test_tiles_hold_activations_of_every_size() -> None:
         assert ((np.abs(y - truth) <= limit) | large).all(), exponents
 
 
+def test_zeros_are_no_least_activation() -> None:
+    """Else no x that holds one would go by tiles."""
+    x, found = np.array([0, -3, 0.5, 0], np.float32), np.empty(2, np.int64)
+    floats.magnitudes(0, 1, x.ctypes.data, x.size, found.ctypes.data)
+    assert found.astype(np.int32).view(np.float32).tolist() == [3, 0.5]
+
+
 def test_tiles_refuse_without_the_system_s_permission(fault: Callable[..., Any]) -> None:
     fault(amx, "missing_features", lambda sound, *wanted: None)
     fault(amx, "refusal", lambda sound: "the system does not permit tile registers")

@@ -26,8 +26,6 @@ from gemmule.oracle.routed import judge_routed
 from gemmule.routed import plan_within
 from gemmule_lab.verify import random_grouped
 
-pytestmark = pytest.mark.usefixtures("unwritten")
-
 needs_emulator = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
 Array = np.ndarray[Any, Any]
 EXPERTS, K, N = 6, 64, 40

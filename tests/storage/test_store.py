@@ -455,6 +455,7 @@ def test_damaged_entries_are_misses_or_declared_choices(rungs: tuple[Rung, Rung]
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_a_million_damaged_entries(rungs: tuple[Rung, Rung]) -> None:
     _survives_mutations(rungs[0], 1_000_000)
 

@@ -40,10 +40,11 @@ def test_tuning_turned_off_is_a_no_op(setting: Callable[..., None]) -> None:
 
 
 def test_an_empty_product_has_nothing_to_tune() -> None:
-    plan = gm.plan("matvec", np.ones((0, 4)), np.ones(4))
-    assert plan.tune() is plan
-    with pytest.raises(ValueError, match="is empty"):
-        tuner.tune_problem(plan.problem)
+    for shape in ((0, 4), (3, 0)):
+        plan = gm.plan("matvec", np.ones(shape), np.ones(shape[1]))
+        assert plan.tune() is plan
+        with pytest.raises(ValueError, match="is empty"):
+            tuner.tune_problem(plan.problem)
     with pytest.raises(ValueError, match="must be positive"):
         tuner.tune_problem(PROBLEM, tuner.Request(max_seconds=0))
 

@@ -15,7 +15,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +26,17 @@ from gemmule.storage.lines import without_duplicates
 FilePath: TypeAlias = str | os.PathLike[str]
 Tensors: TypeAlias = dict[str, NDArray[Any]]
 
-_NAME_TO_TAG = {
-    "uint8": "U8",
-    "int32": "I32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e8m0fnu": "F8_E8M0",
-}
+# What the format calls its dtypes, and NumPy or ml_dtypes.
+TAGS = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+    "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
+}  # fmt: skip
+_WRITTEN = "U8", "I32", "F16", "BF16", "F32", "F8_E4M3", "F8_E8M0"
+_TAG_TO_NAME = {tag: TAGS[tag] for tag in _WRITTEN}
+_NAME_TO_TAG = {name: tag for tag, name in _TAG_TO_NAME.items()}
 NOT_NUMPYS = ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu")
-_TAG_TO_NAME = {tag: name for name, tag in _NAME_TO_TAG.items()}
 _MAX_HEADER_BYTES = 1 << 16
 """A header of a handful of arrays takes under 1 KiB; the cap bounds what a hostile one can cost."""
 _MAX_DIMENSION = 1 << 40
@@ -165,6 +165,38 @@ def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     return struct.pack("<Q", len(text)) + text
+
+
+class Stored(NamedTuple):
+    """The format's name of a tensor's dtype, its shape, and its first byte in the file."""
+
+    tag: str
+    shape: tuple[int, ...]
+    start: int
+
+
+def stored_tensors(path: Path) -> dict[str, Stored]:
+    """Return the tensors of any safetensors file whose header the format's own library found sound.
+
+    The library refuses gaps, overlaps, surplus bytes and sizes that disagree with the dtype; what
+    it does not give is where a tensor lies in the file, so the header is read once more for that.
+    Raises ValueError for a file that is not sound, or names something twice; OSError as `open`.
+    """
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, "numpy") as checked:
+            names = set(checked.keys())
+        with path.open("rb") as file:
+            length: int = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(length), object_pairs_hook=without_duplicates)
+    except (ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} is not a readable .safetensors file: {error}.") from None
+    return {
+        name: Stored(one["dtype"], tuple(one["shape"]), 8 + length + one["data_offsets"][0])
+        for name, one in header.items()
+        if name in names
+    }
 
 
 def read_tensors(path: FilePath, *, mmap: bool) -> tuple[Tensors, dict[str, str]]:

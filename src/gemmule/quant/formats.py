@@ -10,8 +10,7 @@ shapes and values that do not belong together. `read_layer` finds the arrays in 
 
 from __future__ import annotations
 
-import json
-import struct
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from gemmule.core.problem import FLOAT4
 from gemmule.quant import checks, float4
 from gemmule.quant.checks import SCALE_DTYPES
-from gemmule.quant.files import FilePath, model_files, named_dtype
+from gemmule.quant.files import TAGS, FilePath, model_files, named_dtype, stored_tensors
 from gemmule.quant.layouts import Codes, pack_nibbles
 from gemmule.quant.library import is_masked
 from gemmule.quant.matrix import QuantizedMatrix
@@ -37,7 +36,7 @@ KEYS = (
     "weight", "weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale",
 )  # fmt: skip
 _TAGS = frozenset(["U8", "I8", "I32", "U32", "I64", "F16", "BF16", "F32", "F64", "BOOL"])
-_OF_FLOAT4 = {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}  # not NumPy's
+_OF_FLOAT4 = frozenset(["F8_E4M3", "F8_E8M0"])  # dtypes of scales
 
 
 def from_gptq(
@@ -270,29 +269,13 @@ def read_layer(path: FilePath, name: str, *, stored_zero: int = 1) -> QuantizedM
 
 def _tensors_of(path: Path, wanted: Iterable[str]) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield those of the wanted tensors that a safetensors file has."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "numpy") as file:
-            for name in set(file.keys()).intersection(wanted):
-                tag = file.get_slice(name).get_dtype()
-                own = _OF_FLOAT4.get(tag) if name.endswith(".weight_scale") else None
-                if tag not in _TAGS and own is None:
-                    raise TypeError(f"{path}: {name} has dtype {tag}, which no such layer has")
-                yield name, file.get_tensor(name) if own is None else _bytes_of(path, name, own)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable .safetensors file: {error}") from None
-
-
-def _bytes_of(path: Path, name: str, dtype: str) -> NDArray[Any]:
-    """Return a tensor of a dtype that NumPy lacks, of a file that safetensors has opened."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        entry = json.loads(file.read(length))[name]
-        begin, end = entry["data_offsets"]
-        file.seek(8 + length + begin)
-        data = np.frombuffer(file.read(end - begin), named_dtype(dtype))
-    return data.reshape(entry["shape"])
+    stored = stored_tensors(path)
+    for name in stored.keys() & wanted:
+        tag, shape, start = stored[name]
+        if tag not in _TAGS and not (tag in _OF_FLOAT4 and name.endswith(".weight_scale")):
+            raise TypeError(f"{path}: {name} has dtype {tag}, which no such layer has")
+        values = np.fromfile(path, named_dtype(TAGS[tag]), math.prod(shape), offset=start)
+        yield name, values.reshape(shape)
 
 
 def of_tensors(tensors: dict[str, NDArray[Any]], stored_zero: int) -> QuantizedMatrix:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import math
-import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 
 from gemmule.core.memory import available_bytes
 from gemmule.core.problem import DTYPES, numpy_dtype
-from gemmule.storage.lines import without_duplicates
+from gemmule.quant.files import TAGS, stored_tensors
 from gemmule_lab.files.mat import read_mat
 from gemmule_lab.files.mtx import read_mtx
 from gemmule_lab.files.sources import Source, check_shape, check_size, parse_source, pick
@@ -35,12 +33,7 @@ Matrix = NDArray[Any]
 _PIECE_BYTES = 1 << 20  # read at a time from an archive, so that no second copy is made
 
 SUFFIXES = (".npy", ".safetensors", ".npz", ".mat", ".mtx")
-SAFETENSORS_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I8": "int8", "U8": "uint8",
-    "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32", "I64": "int64",
-    "U64": "uint64",
-}  # fmt: skip
+SAFETENSORS_DTYPES = {tag: name for tag, name in TAGS.items() if name in DTYPES}
 
 
 def read_matrix(source: Source | str, *, limit_bytes: int | None = None) -> Matrix:
@@ -76,7 +69,7 @@ def read_matrix(source: Source | str, *, limit_bytes: int | None = None) -> Matr
 
 def list_matrices(path: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of the tensors of a ``.safetensors`` file, without reading them."""
-    return {name: entry.shape for name, entry in _safetensors_entries(path).items()}
+    return {name: one.shape for name, one in stored_tensors(path).items()}
 
 
 def _check_kind(source: Source, dtype: np.dtype[Any]) -> None:
@@ -161,45 +154,8 @@ def _map(
 # --- .safetensors -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    tag: str
-    shape: tuple[int, ...]
-    start: int
-
-
-def _safetensors_entries(path: Path) -> dict[str, _Entry]:
-    """Return the tensors of a file whose header the format's own library found sound.
-
-    The library refuses gaps, overlaps, surplus bytes and sizes that disagree with the dtype; what
-    it does not give is where a tensor lies in the file, so the header is read once more for that.
-    """
-    import safetensors
-
-    try:
-        with safetensors.safe_open(path, "numpy") as checked:
-            names = set(checked.keys())
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is not a readable .safetensors file: {error}.") from None
-    with path.open("rb") as file:
-        length = struct.unpack("<Q", file.read(8))[0]
-        header = _json(path, file.read(length))
-    found = {name: one for name, one in header.items() if name in names}
-    return {
-        name: _Entry(one["dtype"], tuple(one["shape"]), 8 + length + one["data_offsets"][0])
-        for name, one in found.items()
-    }
-
-
-def _json(path: Path, text: bytes) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=without_duplicates)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a readable .safetensors file: {error}.") from None
-
-
 def _read_safetensors(source: Source, limit: int) -> Matrix:
-    entries = _safetensors_entries(source.path)
+    entries = stored_tensors(source.path)
     entry = entries[pick(source, entries, "tensor")]
     if entry.tag not in SAFETENSORS_DTYPES:
         raise TypeError(

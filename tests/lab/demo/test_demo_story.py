@@ -79,6 +79,11 @@ def test_disturbed_and_single_blocks_decide_nothing() -> None:
     assert "and 37.20x with one at a time" in sentence([taken, ROWS[1]], model, 2)
 
 
+def test_what_is_even_within_what_sentences_call_even_is_no_loss() -> None:
+    near = replace(ROWS[0], speedups={"numpy on float32": _over(0.98, "slower")})
+    assert "None of 1 products is surely slower" in sentence([near], [])
+
+
 def test_the_table_and_the_chart_hold_every_product() -> None:
     told = story.story(ROWS)
     table = told.tables[0]

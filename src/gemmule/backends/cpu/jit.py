@@ -79,11 +79,17 @@ class Kernel:
 
     @functools.cached_property
     def key(self) -> str:
-        """Name of the kernel on disk: module, function, line, and what its closure holds."""
+        """Name of the kernel on disk: module, function, line, and what its closure holds.
+
+        And digits of its file, where a change of that is no change of the folder's name.
+        """
+        from gemmule.backends.cpu.jit_cache import digest_beside
+
         code = self.function.__code__
         place = f"{self.function.__module__}.{self.function.__qualname__}:{code.co_firstlineno}"
         cells = self.function.__closure__ or ()
-        return " ".join([place, *(_describe(cell.cell_contents) for cell in cells)])
+        beside = digest_beside(code.co_filename)
+        return " ".join([place, *beside, *(_describe(cell.cell_contents) for cell in cells)])
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the kernel on integers; returns an integer, 0 where the kernel returns nothing.

@@ -69,6 +69,16 @@ def source_digest() -> str:
 
 
 @functools.cache
+def digest_beside(file: str) -> tuple[str, ...]:
+    """Return digits that change with a file whose text `source_digest` leaves out, else nothing."""
+    path = Path(file)
+    told = _PACKAGE / "rungs" in path.parents or Path(__file__).parent in path.parents
+    if told or not path.is_file():
+        return ()
+    return (hashlib.sha256(path.read_bytes()).hexdigest()[:16],)
+
+
+@functools.cache
 def kernel_folder() -> Path | None:
     """Return the private folder of compiled kernels, made if need be; None: the cache is off."""
     top = cache_folder()
