@@ -360,8 +360,9 @@ def block_kernel(pieces: int, by: str) -> Kernel:
     """Return ``f(product, A, B, C, down, column, turn, part)``: a block.
 
     part: of the workspace. Rows of A are packed 32 at a time into memory that stays in the first
-    cache, where they meet all columns of B. down, column: of the block among blocks. turn: not 0 where the block above it has packed B in
-    this part. by: see `tile_products.bind`. Not 0: operands are not `carried`.
+    cache, where they meet all columns of B. down, column: of the block among blocks. turn: not 0
+    where the block above it has packed B in this part. by: see `tile_products.bind`. Not 0:
+    operands are not `carried`.
     """
     shapes, forget, pack = configured(*SHAPES), released(), _panels_kernel(pieces)
     step_bytes, by_tiles, add = pieces * TILE_BYTES, by == "tiles", sums_kernel(pieces, by)
