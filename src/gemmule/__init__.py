@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemmule.api import asarray, gemm, gemv, grouped_matmul, matmul, matvec, plan, vecmat
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.arrays.preparing import prepare
+from gemmule.core import interpreter
 from gemmule.core.epilogue import Epilogue
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
@@ -38,6 +39,9 @@ __all__ = [
     "quantize_experts",
     "vecmat",
 ]
+
+
+interpreter.tell()
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from gemmule import asarray, matmul, matvec, quantize, vecmat
 from gemmule.core.problem import numpy_dtype
+from gemmule.core.waiting import ahead
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8")
 BITS: tuple[Literal[4, 8], ...] = (4, 8)
@@ -52,7 +53,8 @@ def warm(
     True
     """
     for one in products(dtypes, bits):
-        one.product(*(_placed(o, device) for o in one.operands), **one.options)
+        with ahead():
+            one.product(*(_placed(o, device) for o in one.operands), **one.options)
         yield one
 
 

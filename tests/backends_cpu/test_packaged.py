@@ -147,6 +147,20 @@ def test_a_long_wait_is_told_once(
     assert len(caplog.records) == 1
 
 
+def test_who_compiles_ahead_is_not_told_to(
+    caplog: pytest.LogCaptureFixture, fault: Callable[..., Any]
+) -> None:
+    now = iter([0.0, 20.0, 20.9, 21.0])
+    fault(waiting.time, "perf_counter", lambda sound: next(now))
+    wait = waiting.Wait("kernels", "gemmule warm")
+    with caplog.at_level(logging.WARNING, "gemmule"):
+        with waiting.ahead(), wait.measured():
+            pass
+        with wait.measured():
+            pass
+    assert not caplog.records, "what was compiled ahead is no wait, nor part of one"
+
+
 def test_warming_computes_each_kind_of_product(
     monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,6 +151,22 @@ print(sorted(new - set(sys.stdlib_module_names) - {"numpy"}))
     assert printed(code) == "['gemmule']\n"
 
 
+def test_a_python_without_its_lock_is_told_what_was_not_tried() -> None:
+    code = """
+import sys, warnings
+sys.abiflags = {flags!r}
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import gemmule as gm
+import numpy as np
+A = np.arange(6, dtype=np.float16).reshape(2, 3)
+planned = gm.plan("matvec", A, A[0])
+print(len(told), *planned(A, A[0]), any("free-threaded" in str(one.message) for one in told))
+"""
+    assert printed(code.format(flags="t")).split() == ["1", "5.0", "14.0", "True"]
+    assert printed(code.format(flags="")).split() == ["0", "5.0", "14.0", "False"]
+
+
 def test_import_needs_no_gpu_no_home_and_no_numba() -> None:
     code = """
 import sys

@@ -25,12 +25,12 @@ def in_order(array: np.ndarray, order: str) -> np.ndarray:
     return wide[::2, ::3]
 
 
-@pytest.mark.skipif("packed_codes" not in NAMES, reason="this CPU cannot run it")
+@pytest.mark.parametrize("name", [n for n in ("packed_codes", "dequantise_blas") if n in NAMES])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_every_order_of_operands_and_results(bits: int, dtype: str) -> None:
+def test_every_order_of_operands_and_results(bits: int, dtype: str, name: str) -> None:
     """33 columns: a tile and a narrow one; 300: more than at once; 77 rows: no whole lines."""
-    rung = rung_called("packed_codes")
+    rung = rung_called(name)
     for (columns, zeros), order, into in itertools.product(
         [(17, "none"), (33, "fraction"), (products.MOST_COLUMNS + 44, "integer")], ORDERS, ORDERS
     ):
@@ -41,7 +41,7 @@ def test_every_order_of_operands_and_results(bits: int, dtype: str) -> None:
         before = None if around is None else around.copy()
         if around is not None:  # what lies between results stays as it is
             around[1::2] = before[1::2] = 7
-        assert gm.matmul(Q, B, out=C, rung="packed_codes") is C
+        assert gm.matmul(Q, B, out=C, rung=name) is C
         truth = Q.dequantize("float64") @ B.astype(np.float64)
         limit = bound_of(rung, Q, B, dtype) + UNIT_ROUNDOFF[dtype] * np.abs(truth) * 1.01
         assert (np.abs(C.astype(np.float64) - truth) <= limit).all(), (columns, order, into)

@@ -224,8 +224,14 @@ def test_rows_longer_than_a_block_of_weights(scale_dtype: str, zeros: str) -> No
     assert least < 4 * Q.shape[1]
     x = np.zeros((Q.shape[1], 3), np.float32)
     x[::999] = np.arange(-1, 2)  # of few terms, so that sums are exact, and no bound hides a row
-    found = run(rung, Q, x, block_bytes=least)
-    np.testing.assert_array_equal(found, Q.dequantize("float64") @ x)
+    W, how = Q.dequantize("float64"), {"rung": rung.name, "params": {"block_bytes": least}}
+    across = np.arange(27, dtype=np.float32).reshape(9, 3)
+    for order in ("C", "F"):
+        C = np.full((9, 3), np.nan, np.float32, order)
+        np.testing.assert_array_equal(gm.matmul(Q, np.asarray(x, order=order), out=C, **how), W @ x)
+        C = np.full((Q.shape[1], 3), np.nan, np.float32, order)
+        gm.matmul(Q.T, np.asarray(across, order=order), out=C, **how)
+        np.testing.assert_array_equal(C, W.T @ across)
 
 
 @pytest.mark.parametrize("name", NAMES)

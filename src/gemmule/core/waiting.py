@@ -1,4 +1,7 @@
-"""Telling, once a process, that compiling takes long, and which command compiles ahead."""
+"""Telling, once a process, that compiling takes long, and which command compiles ahead.
+
+Who compiles ahead (`ahead`) is told nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,17 @@ from contextvars import ContextVar
 log = logging.getLogger("gemmule")
 LONG_S = 1.0
 _watch: ContextVar[Callable[[str], None] | None] = ContextVar("gemmule compiling", default=None)
+_ahead: ContextVar[bool] = ContextVar("gemmule compiles ahead", default=False)
+
+
+@contextmanager
+def ahead() -> Iterator[None]:
+    """Compile in the block because that is what is wanted now."""
+    token = _ahead.set(True)
+    try:
+        yield
+    finally:
+        _ahead.reset(token)
 
 
 @contextmanager
@@ -40,6 +54,8 @@ class Wait:
         finally:
             if watch is not None:
                 watch("")
+        if _ahead.get():
+            return
         before, self._seconds = self._seconds, self._seconds + time.perf_counter() - begin
         if before < LONG_S <= self._seconds:
             log.warning(

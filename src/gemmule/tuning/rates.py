@@ -25,6 +25,7 @@ from gemmule.rungs.matmul.cpu._tile import register_tile, tile_product
 from gemmule.rungs.matvec.cpu import four_rows, threads
 from gemmule.rungs.vecmat.cpu import panel_threads, prefetched_columns
 from gemmule.storage import rates as store_rates
+from gemmule.storage.lines import today
 
 ROW = 4096  # float32 numbers of a row of the matrix that is read
 LARGEST_BYTES = 256 << 20  # a page that comes anew takes 2 us: of twice as many a second
@@ -72,7 +73,7 @@ def _measured(cache_bytes: int) -> HostRates:
         spread=spread,
         blas_call=_best(lambda: np.dot(few, few), 50),
         asked=_asked(large),
-        measured=time.strftime("%Y-%m-%d"),
+        measured=today(),
     )
 
 

@@ -33,6 +33,7 @@ from gemmule.backends.cpu.intrinsics import call_c, load
 from gemmule.backends.cpu.jit import kernel
 from gemmule.backends.cpu.shares import GONE
 from gemmule.core import fork
+from gemmule.core.interpreter import is_free_threaded
 
 log = logging.getLogger("gemmule")
 Call = Callable[..., Any | None]
@@ -73,7 +74,7 @@ def unusable() -> str | None:
     """Return why no builtin function can be made of a kernel here, or None."""
     if sys.implementation.name != "cpython" or platform.machine() != "x86_64":
         return "the binary interface is known for CPython on x86_64"
-    if "t" in getattr(sys, "abiflags", "") or hasattr(sys, "gettotalrefcount"):
+    if is_free_threaded() or hasattr(sys, "gettotalrefcount"):
         return "this CPython has objects of another layout"
     table = _numpy_table()
     version = ctypes.CFUNCTYPE(ctypes.c_uint)(table[_VERSION] or 0)()

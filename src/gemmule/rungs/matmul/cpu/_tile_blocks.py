@@ -91,13 +91,53 @@ def places_kernel(paired: bool, unit: str) -> Kernel:
 
 
 @functools.cache
+def _pack_step(pieces: int) -> Kernel:
+    """Return what packs 32 terms of 32 lines; arguments as of `_pack_kernel`, and which terms."""
+    note, split = steps.note_extremes(), steps.split_halves()
+
+    @kernel
+    def pack_step(
+        number: int,
+        places: int,
+        source: int,
+        line_step: int,
+        term_step: int,
+        lines: int,
+        packed: int,
+        extremes: int,
+        terms: int,
+        step: int,
+    ) -> None:
+        panel = (terms + STEP_TERMS - 1) // STEP_TERMS * pieces * TILE_BYTES
+        here, noted = min(GROUP, lines - GROUP * number), extremes + EXTREMES_BYTES * number
+        if step == 0:
+            for i in range(8):
+                _put(noted, i, -1)
+                _put(noted, 8 + i, 0)
+        tile = packed + 2 * number * panel + step * pieces * TILE_BYTES
+        some = min(STEP_TERMS, terms - STEP_TERMS * step)
+        if here < GROUP or some < STEP_TERMS:
+            for i in range(TILE_BYTES // 8):
+                _put(tile, i, 0)
+                _put(tile + panel, i, 0)
+        begin = source + GROUP * number * line_step + STEP_TERMS * step * term_step
+        call_c(places, (begin, line_step, term_step, here, some, tile, tile + panel))
+        for half in range(2):
+            note(tile + half * panel, noted)
+            if pieces == 2:
+                split(tile + half * panel)
+
+    return pack_step
+
+
+@functools.cache
 def _pack_kernel(pieces: int) -> Kernel:
     """Return what packs 32 lines of an operand: two panels, and what `note_extremes` notes.
 
     places: the address of a `places_kernel`; steps in bytes; packed, extremes: where the tiles and
     the extremes of all lines go.
     """
-    note, split = steps.note_extremes(), steps.split_halves()
+    one = _pack_step(pieces)
 
     @kernel
     def pack(
@@ -111,26 +151,9 @@ def _pack_kernel(pieces: int) -> Kernel:
         extremes: int,
         terms: int,
     ) -> None:
-        count = (terms + STEP_TERMS - 1) // STEP_TERMS
-        first = source + GROUP * number * line_step
-        here, noted = min(GROUP, lines - GROUP * number), extremes + EXTREMES_BYTES * number
-        panel = count * pieces * TILE_BYTES
-        for i in range(8):
-            _put(noted, i, -1)
-            _put(noted, 8 + i, 0)
-        for step in range(count):
-            tile = packed + 2 * number * panel + step * pieces * TILE_BYTES
-            some = min(STEP_TERMS, terms - STEP_TERMS * step)
-            if here < GROUP or some < STEP_TERMS:
-                for i in range(TILE_BYTES // 8):
-                    _put(tile, i, 0)
-                    _put(tile + panel, i, 0)
-            begin = first + STEP_TERMS * step * term_step
-            call_c(places, (begin, line_step, term_step, here, some, tile, tile + panel))
-            for half in range(2):
-                note(tile + half * panel, noted)
-                if pieces == 2:
-                    split(tile + half * panel)
+        lie = source, line_step, term_step, lines
+        for step in range((terms + STEP_TERMS - 1) // STEP_TERMS):
+            one(number, places, *lie, packed, extremes, terms, step)
 
     return pack
 
@@ -217,10 +240,8 @@ def block_bytes(w: Tiled, pieces: int) -> int:
     count = -(-w.k // STEP_TERMS)
     some, passes = min(count, w.depth), -(-count // w.depth)
     sums = (w.rows * w.columns if count > w.depth else 1) + 1
-    tiles = (
-        2 * pieces * TILE_BYTES * (w.rows * some + w.columns * (count if w.together > 1 else some))
-    )
-    return sums * SUMS_BYTES + tiles + EXTREMES_BYTES * (w.rows + w.columns) + 16 * passes
+    tiles = 2 * pieces * TILE_BYTES * (some + w.columns * (count if w.together > 1 else some))
+    return sums * SUMS_BYTES + tiles + EXTREMES_BYTES * w.columns + 16 * passes
 
 
 @functools.cache
@@ -263,8 +284,12 @@ def small_kernel(pieces: int, by: str) -> Kernel:
 
 @functools.cache
 def _panels_kernel(pieces: int) -> Kernel:
-    """Return ``f(groups, places, ...)``: `_pack_kernel` of so many groups, and their extremes."""
-    pack, extremes = _pack_kernel(pieces), least_and_most
+    """Return ``f(groups, places, ...)``: `_pack_kernel` of so many groups, and their extremes.
+
+    Memory is read along its rows: of lines that lie side by side all groups take the same terms,
+    before they take the next.
+    """
+    one, extremes = _pack_step(pieces), least_and_most
 
     @kernel
     def panels(
@@ -278,11 +303,16 @@ def _panels_kernel(pieces: int) -> Kernel:
         noted: int,
         terms: int,
     ) -> Any:
+        count, lie = (terms + STEP_TERMS - 1) // STEP_TERMS, (source, line_step, term_step, lines)
+        inner = groups if line_step < term_step else count
+        for i in range(groups * count):
+            outer, within = i // inner, i % inner
+            group, step = (within, outer) if line_step < term_step else (outer, within)
+            one(group, places, *lie, packed, noted, terms, step)
         least, most = 1 << 16, 0
         for group in range(groups):
-            pack(group, places, source, line_step, term_step, lines, packed, noted, terms)
-            one, other = extremes(noted + group * EXTREMES_BYTES)
-            least, most = min(least, one), max(most, other)
+            low, high = extremes(noted + group * EXTREMES_BYTES)
+            least, most = min(least, low), max(most, high)
         return least, most
 
     return panels
@@ -292,7 +322,7 @@ def _panels_kernel(pieces: int) -> Kernel:
 def sums_kernel(pieces: int, by: str) -> Kernel:
     """Return ``f(registers, place, a, b, panel_a, panel_b, some, begin)``: add to 32 x 32 sums."""
     start, resume, keep = steps.start_sums(), steps.resume_rows(), steps.keep_rows()
-    add = steps.add_products((pieces, pieces), "a" if pieces == 1 else "")
+    add = steps.add_products((pieces, pieces), "b" if pieces == 1 else "")
     step_bytes, by_tiles = pieces * TILE_BYTES, by == "tiles"
     dots = steps.add_dots("bfloat16" if by_tiles else by)
 
@@ -327,10 +357,12 @@ def sums_kernel(pieces: int, by: str) -> Kernel:
 
 @functools.cache
 def block_kernel(pieces: int, by: str) -> Kernel:
-    """Return ``f(product, A, B, C, row, column, turn, part)``: a block, in a part of the workspace.
+    """Return ``f(product, A, B, C, down, column, turn, part)``: a block.
 
-    row, column: of the block among blocks. turn: not 0 where the block above it has packed B in
-    this part. by: see `tile_products.bind`. Not 0: operands are not `carried`.
+    part: of the workspace. Rows of A are packed 32 at a time into memory that stays in the first
+    cache, where they meet all columns of B. down, column: of the block among blocks. turn: not 0
+    where the block above it has packed B in this part. by: see `tile_products.bind`. Not 0:
+    operands are not `carried`.
     """
     shapes, forget, pack = configured(*SHAPES), released(), _panels_kernel(pieces)
     step_bytes, by_tiles, add = pieces * TILE_BYTES, by == "tiles", sums_kernel(pieces, by)
@@ -338,30 +370,24 @@ def block_kernel(pieces: int, by: str) -> Kernel:
 
     @kernel
     def block(
-        w: Tiled, A: int, B: int, C: int, row: int, column: int, turn: int, registers: int
+        w: Tiled, A: int, B: int, C: int, down: int, column: int, turn: int, registers: int
     ) -> int:
         count = (w.k + STEP_TERMS - 1) // STEP_TERMS
-        down, across = (w.m + GROUP - 1) // GROUP, (w.n + GROUP - 1) // GROUP
-        top, left = row * w.rows, column * w.columns
-        height, width = min(w.rows, down - top), min(w.columns, across - left)
+        top, left = down * w.rows, column * w.columns
+        height = min(w.rows, (w.m + GROUP - 1) // GROUP - top)
+        width = min(w.columns, (w.n + GROUP - 1) // GROUP - left)
         several, sums = count > w.depth, registers + SUMS_BYTES
         room_a = sums + (w.rows * w.columns if several else 1) * SUMS_BYTES
-        room_b = room_a + 2 * w.rows * min(count, w.depth) * step_bytes
+        room_b = room_a + 2 * min(count, w.depth) * step_bytes
         held = count if w.together > 1 else min(count, w.depth)
         noted = room_b + 2 * w.columns * held * step_bytes
-        known = noted + EXTREMES_BYTES * (w.rows + w.columns)
+        known = noted + EXTREMES_BYTES * w.columns
         least_a, most_a, least_b, most_b = w.least_a, w.most_a, w.least_b, w.most_b
+        undone = 0
         for begin in range(0, count, w.depth):
             some, low = min(w.depth, count - begin), begin * STEP_TERMS
             terms = min(some * STEP_TERMS, w.k - low)
-            a, b, panel_a, panel_b = room_a, room_b, some * step_bytes, some * step_bytes
-            if w.places_a != 0:
-                source, lines = A + GROUP * top * w.A_line + low * w.A_term, w.m - GROUP * top
-                way = w.places_a, source, w.A_line, w.A_term, lines, room_a, noted, terms
-                least_a, most_a = pack(height, *way)
-            else:
-                panel_a = count * step_bytes
-                a = A + 2 * top * panel_a + begin * step_bytes
+            b, panel_b = room_b, some * step_bytes
             if w.places_b != 0:
                 at = known + 16 * (begin // w.depth)
                 b += 2 * w.columns * begin * step_bytes if w.together > 1 else 0
@@ -375,20 +401,25 @@ def block_kernel(pieces: int, by: str) -> Kernel:
             else:
                 panel_b = count * step_bytes
                 b = B + 2 * left * panel_b + begin * step_bytes
-            if not carried(rule, least_a, most_a, least_b, most_b):
-                return 1
             if by_tiles:
                 shapes()
-            for j in range(width):
-                for i in range(height):
-                    place = sums + ((j * height + i) * SUMS_BYTES if several else 0)
-                    above, right = a + 2 * i * panel_a, b + 2 * j * panel_b
-                    add(registers, place, above, right, panel_a, panel_b, some, begin)
+            for i in range(height):
+                row, panel_a = GROUP * (top + i), count * step_bytes
+                a = A + row // TILE_ROWS * panel_a + begin * step_bytes
+                if w.places_a != 0:
+                    a, panel_a, source = room_a, some * step_bytes, A + row * w.A_line
+                    lie = source + low * w.A_term, w.A_line, w.A_term, w.m - row
+                    least_a, most_a = pack(1, w.places_a, *lie, a, noted, terms)
+                if not carried(rule, least_a, most_a, least_b, most_b):
+                    undone = 1
+                for j in range(width if undone == 0 else 0):
+                    place = sums + ((i * width + j) * SUMS_BYTES if several else 0)
+                    add(registers, place, a, b + 2 * j * panel_b, panel_a, panel_b, some, begin)
                     if begin + w.depth >= count:
                         target = C, w.C_row, w.C_item, w.m, w.n
-                        store_group(place, *target, GROUP * (top + i), GROUP * (left + j), w.unpack)
+                        store_group(place, *target, row, GROUP * (left + j), w.unpack)
             if by_tiles:
                 forget()
-        return 0
+        return undone
 
     return block

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,13 +100,17 @@ def takes_floats(problem: Problem, matrix: QuantizedMatrix) -> bool:
     return plain and problem.b == "float32" == problem.out
 
 
-def bound(core: Core, working: str) -> Run:
+def bound(core: Core, working: str, *, by_columns: bool = False) -> Run:
     """Return ``run(A, x, y)`` around a core that takes and fills contiguous `working` arrays.
 
     Applies A's permutation (to x, or to y when A is transposed) and its factors (the other way),
     converts dtypes, and answers empty problems. x may be a vector or a matrix of columns.
+    by_columns: the core takes both where their columns lie behind each other, too.
     """
     dtype = np.dtype(working)
+
+    def lies(array: NDArray[Any]) -> bool:
+        return array.flags.c_contiguous or (by_columns and array.flags.f_contiguous)
 
     def run(matrix: QuantizedMatrix, x: NDArray[Any], y: NDArray[Any]) -> None:
         parts = matrix.kept(stored)
@@ -127,11 +131,13 @@ def bound(core: Core, working: str) -> Run:
         scattered = matrix.perm is not None and matrix.transposed
         if matrix.perm is not None and not matrix.transposed:
             x = x[matrix.perm]
-        x = in_rows(widened(x, dtype))
+        x = widened(x, dtype)
+        x = x if lies(x) else in_rows(x)
         if matrix.transposed:
             x = times_factors(parts, x)
-        direct = not scattered and y.dtype == dtype and y.flags.c_contiguous
-        result = y if direct else np.empty(y.shape, dtype)
+        direct = not scattered and y.dtype == dtype and lies(y)
+        order: Literal["C", "F"] = "F" if lies(y) and not y.flags.c_contiguous else "C"
+        result = y if direct else np.empty(y.shape, dtype, order)
         core(parts, x, result)
         if not matrix.transposed:
             result[...] = times_factors(parts, result)

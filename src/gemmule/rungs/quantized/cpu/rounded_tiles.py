@@ -21,8 +21,9 @@ from gemmule.rungs.quantized.cpu.blocks.rounded import bind, job, pieces_of
 # core, which does 95 a ns (Xeon with AMX, November 2026, 2048 x 2048 in groups of 64: codes of 4
 # bits 0.24 ms, of 8 bits 0.35, each further 64 columns 0.38; zeros for x would be twice as quick).
 # By two to six products of pieces, groups of 32: 64, 512 columns 1.1, 5.1 to 2.1, 13.5 ms, of 8
-# bits 1.2, 5.4 to 2.4, 15; so that a product beside others takes two thirds of one alone.
-_PER_FMA, _PACKED_PER_FMA = 7.0, 0.03
+# bits 1.2, 5.4 to 2.4, 15; so that a product beside others takes two thirds of one alone. Of x in
+# three pieces, 16 to 1024 rows of codes, a number takes 1.3 to 2.4 ns.
+_PER_FMA, _PACKED_PER_FMA = 7.0, {1: 0.03, 2: 0.02, 3: 0.02}
 _CODES_PER_FMA = {"uint4": 0.18, "uint8": 0.125}
 
 
@@ -48,7 +49,7 @@ def _suggest(problem: Problem, machine: Machine) -> Suggestion:
     products, decoding = (2 * len(PRODUCTS[pieces]) + 1) / 3, 1 if pieces[0] == 1 else 2
     codes = decoding / _CODES_PER_FMA[problem.a]
     work = problem.m * (columns * products / _PER_FMA + codes)
-    busy = problem.k * (work + columns * pieces[1] / _PACKED_PER_FMA)
+    busy = problem.k * (work + columns * pieces[1] / _PACKED_PER_FMA[pieces[1]])
     return Suggestion({}, busy / (machine.rates.fma * machine.units) + 2 * spread_s(machine))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,11 @@ from gemmule.backends.cpu.pool import team
 from gemmule.backends.cpu.steps import Steps
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Params
-from gemmule.rungs._cpu import address
+from gemmule.rungs._cpu import QUIET, address
+from gemmule.rungs._cpu_workspace import claimed, release, workspace
 from gemmule.rungs.quantized.cpu._across import Across
 from gemmule.rungs.quantized.cpu._operands import SERIAL_BYTES, Run, Stored, bound, working_dtype
-from gemmule.rungs.quantized.cpu._product import Rows, product_of
+from gemmule.rungs.quantized.cpu._product import Product, Rows, product_of
 from gemmule.rungs.quantized.cpu.plain import kernels
 from gemmule.rungs.quantized.cpu.plain.kernels import kind_of
 
@@ -78,43 +80,67 @@ def _steps_across(parts: Stored, working: str, threads: bool, now: tuple[int, in
 def bind_blas(problem: Problem, params: Params) -> Run:
     """Return the function that decodes blocks of rows for BLAS."""
     transposed = problem.quant is not None and problem.quant.transposed
-    block_bytes = int(params["block_bytes"])
+    block_bytes, working = int(params["block_bytes"]), working_dtype(problem)
 
     def core(parts: Stored, B: NDArray[Any], C: NDArray[Any]) -> None:
-        _multiply_by_blas(parts, B, C, block_bytes, transposed=transposed)
+        blocks = parts.kept(_blocks_of, working, block_bytes)
+        _multiply_by_blas(parts, blocks, B, C, transposed=transposed)
 
-    return bound(core, working_dtype(problem))
+    return bound(core, working, by_columns=True)
+
+
+class _Blocks(NamedTuple):
+    """A matrix for BLAS: rows of a block and its bytes, what decodes them, and where they go."""
+
+    rows: int
+    nbytes: int
+    decode: Rows
+    product: Product
+    workspace: int
+
+
+def _blocks_of(parts: Stored, working: str, block_bytes: int) -> _Blocks:
+    row_bytes = parts.n * np.dtype(working).itemsize
+    rows = max(8, min(parts.m, block_bytes // row_bytes))
+    nbytes, decode = rows * row_bytes, kernels.decode_rows(kind_of(parts, working))
+    return _Blocks(rows, nbytes, decode, product_of(parts), workspace(nbytes))
 
 
 def _multiply_by_blas(
-    parts: Stored, B: NDArray[Any], C: NDArray[Any], block_bytes: int, *, transposed: bool
+    parts: Stored, blocks: _Blocks, B: NDArray[Any], C: NDArray[Any], *, transposed: bool
 ) -> None:
-    """Set ``C = A B`` or ``C = A^T B`` through blocks of `block_bytes` of weights.
+    """Set ``C = A B`` or ``C = A^T B`` through blocks of weights.
 
-    B and C in the working dtype, contiguous. The block is decoded once and read by BLAS from the
-    cache; the whole matrix never exists as floats.
+    B and C in the working dtype, each by rows or by columns, as BLAS takes them. The block is
+    decoded once and read by BLAS from the cache; the whole matrix never exists as floats.
     """
-    rows = max(8, min(parts.m, block_bytes // (parts.n * B.itemsize)))
-    block = np.empty((rows, parts.n), B.dtype)
-    decode, whole = kernels.decode_rows(kind_of(parts, B.dtype.name)), product_of(parts)
-    numbers = parts.scale_step * np.array([parts.scales.itemsize, 4])
-    if transposed:
-        C[...] = 0
-    for first in range(0, parts.m, rows):
-        end = min(parts.m, first + rows)
-        scales, zeros = (int(n) for n in first * numbers)
-        product = whole._replace(
-            codes=whole.codes + first * parts.row_bytes,
-            m=end - first,
-            scales=whole.scales + scales,
-            zeros=whole.zeros + zeros,
-            y=address(block),
-        )
-        small = (end - first) * parts.row_bytes < _DECODED_ALONE
-        decode.run(product, end - first, 1, _DECODED_ROWS, alone=small)
-        weights = block[: end - first]
-        with np.errstate(all="ignore"):  # NaN and Inf are the caller's
-            if transposed:
-                C += weights.T @ B[first:end]
+    place = claimed(blocks.workspace)
+    try:
+        memory: Any = (ctypes.c_char * blocks.nbytes).from_address(place)
+        block = np.ndarray((blocks.rows, parts.n), B.dtype, memory)
+        for first in range(0, parts.m, blocks.rows):
+            end = min(parts.m, first + blocks.rows)
+            some = _some_rows(parts, blocks.product, place, first, end)
+            alone = (end - first) * parts.row_bytes < _DECODED_ALONE
+            blocks.decode.run(some, end - first, 1, _DECODED_ROWS, alone=alone)
+            weights = block[: end - first]
+            if not transposed:
+                QUIET.run(np.matmul, weights, B, C[first:end])
+            elif first == 0:
+                QUIET.run(np.matmul, weights.T, B[:end], C)
             else:
-                np.matmul(weights, B, out=C[first:end])
+                QUIET.run(np.add, C, QUIET.run(np.matmul, weights.T, B[first:end]), C)
+    finally:
+        release(blocks.workspace, place)
+
+
+def _some_rows(parts: Stored, whole: Product, place: int, first: int, end: int) -> Product:
+    """Return the product that decodes some of a matrix's rows to a place."""
+    step = first * parts.scale_step
+    return whole._replace(
+        codes=whole.codes + first * parts.row_bytes,
+        m=end - first,
+        scales=whole.scales + step * parts.scales.itemsize,
+        zeros=whole.zeros + step * 4,
+        y=place,
+    )
