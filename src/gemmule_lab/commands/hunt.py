@@ -91,7 +91,8 @@ def hunt(
     turns with the peer. The lists show the slowest against the peer, and against the time that
     reading the bytes takes at the measured ceiling. On a GPU codes, int4 and int8, are multiplied
     by 1 to 4096 columns of bfloat16, 256 to 16384 a side, and the peer multiplies the same weights
-    in bfloat16; then pairs are told of which the larger product took less time. With --everyday
+    in bfloat16; then pairs are told of which the larger product took less time. There a first look
+    is brief, and what it tells against is measured again in the last quarter. With --everyday
     all formats race NumPy's float32. --op grouped draws mixtures of experts, in bfloat16, int4 and
     int8 beside torch._grouped_mm, on a CPU in float32 beside a loop of NumPy's products.
     """
@@ -102,6 +103,7 @@ def hunt(
     from gemmule_lab.bench import hunt as work
     from gemmule_lab.bench import session
     from gemmule_lab.bench.suites import Suite
+    from gemmule_lab.harness import ahead
     from gemmule_lab.peers.registry import named
 
     options.check_device(device)
@@ -134,19 +136,20 @@ def hunt(
     if backend == "cpu":  # the one that is raced alone
         bench = _beside(racer, rests=not no_rests, warm=hot)
     if backend == "cuda" and coded:
-        drawn = work.products_of_codes(coded, seed)
+        coming = itertools.islice(work.products_of_codes(coded, seed), products)
+        drawn = ahead.prepared(coming, ahead.Compiler(device))
     else:
         wanted = ops or (OPS if everyday else VECTORS)
         every = formats or (EVERYDAY if everyday else FLOATS)
         taken, left = work.raced(bench, racer, wanted, every)
         _tell_left(peer, left, asked=bool(formats) or not taken)
         draw = work.everyday_products if everyday else work.products
-        drawn = draw(wanted, taken, seed, most_bytes)
+        drawn = itertools.islice(draw(wanted, taken, seed, most_bytes), products)
     click.echo(f"seed {seed}: matrices of 1 KiB to {most_bytes:,} bytes, {seconds:.0f} s")
     path = out / f"{bench.prefix}hunt-{seed}.jsonl"
     found = work.run(
         bench,
-        itertools.islice(drawn, products),
+        drawn,
         path,
         peer=peer,
         seconds=seconds,
