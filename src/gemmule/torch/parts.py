@@ -120,6 +120,11 @@ class Held:
         written = [version(part) for part in (codes, scales, zeros, perm) if part is not None]
         return written == self.version
 
+    def wants_gradients(self) -> bool:
+        """Tell whether a derivative by scales or zero points is asked for, which there is none."""
+        scales, zeros, _ = self.others
+        return bool(scales.requires_grad or (zeros is not None and zeros.requires_grad))
+
 
 def _address(part: Any) -> int:
     return part.pointer if isinstance(part, DeviceArray) else int(part.ctypes.data)
