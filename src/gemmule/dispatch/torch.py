@@ -111,13 +111,13 @@ def bound_call(
             left, low, right = held.places[rung], held.begin, x.data_ptr()
         if (low | right) & mask or not (low and right) or device_of() != ordinal:
             return None
-        work = 0
+        work, bias = 0, None
         if out is None:
             out = fresh()  # as aligned as any address has to be, and nobody else's memory
             result = out.data_ptr()
         elif adds:
             bias, out = out, fresh()  # two names: what is read has to live until the launch
-            work, result = bias.data_ptr(), out.data_ptr()
+            result = out.data_ptr()
         else:
             result = out.data_ptr()
             end = result + out_bytes
@@ -133,7 +133,10 @@ def bound_call(
         if workspace is not None:
             owner = workspace()  # until the launches are given, after which its memory is reused
             work = owner.data_ptr()
-        start(stream_of(ordinal), left, right, result, work)
+        if bias is None:
+            start(stream_of(ordinal), left, right, result, work)
+        else:
+            start(stream_of(ordinal), left, right, result, work, (bias.data_ptr(),))
         return out
 
     return bound
