@@ -140,8 +140,10 @@ def matrix_of(parts: Parts, shape: Shape) -> QuantizedMatrix:
     them it holds a copy.
     """
     codes = parts[0]
-    state = (*map(_state, parts), shape)
     held = HELD.get(id(codes))
+    if held is not None and held.state[-1] == shape and held.stands_for(*parts):
+        return held.matrix
+    state = (*map(_state, parts), shape)
     if held is not None and held.codes() is codes and held.state == state:
         return held.matrix
     refuse_spread(*parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from gemmule_lab.commands.bench import FLOATS, QUANTIZED
 if TYPE_CHECKING:
     from gemmule.core.problem import Problem
     from gemmule_lab.harness.bench import Bench
+    from gemmule_lab.harness.products import Product
     from gemmule_lab.peers.peer import Peer
 
 VECTORS = ("matvec", "vecmat")
@@ -103,7 +104,6 @@ def hunt(
     from gemmule_lab.bench import hunt as work
     from gemmule_lab.bench import session
     from gemmule_lab.bench.suites import Suite
-    from gemmule_lab.harness import ahead
     from gemmule_lab.peers.registry import named
 
     options.check_device(device)
@@ -136,8 +136,7 @@ def hunt(
     if backend == "cpu":  # the one that is raced alone
         bench = _beside(racer, rests=not no_rests, warm=hot)
     if backend == "cuda" and coded:
-        coming = itertools.islice(work.products_of_codes(coded, seed), products)
-        drawn = ahead.prepared(coming, ahead.Compiler(device))
+        drawn = _compiled(itertools.islice(work.products_of_codes(coded, seed), products), device)
     else:
         wanted = ops or (OPS if everyday else VECTORS)
         every = formats or (EVERYDAY if everyday else FLOATS)
@@ -158,6 +157,13 @@ def hunt(
     model = _fitted(device, found.worst()) if fit else None
     told = {"file": path, "seed": seed, "summary": found.summary(), "products": found.finds}
     return told | ({"model": model} if model else {})
+
+
+def _compiled(drawn: Iterable[Product], device: str) -> Iterator[Product]:
+    """Yield products whose kernels threads have compiled by then."""
+    from gemmule_lab.harness import ahead
+
+    return ahead.prepared(drawn, ahead.Compiler(device))
 
 
 def _experts(
