@@ -275,6 +275,19 @@ def test_a_change_in_place_is_seen() -> None:
     torch.testing.assert_close(layer(x) - layer.bias, 2 * (before - layer.bias))
 
 
+def test_the_operator_sees_a_change_in_place_and_another_reading_of_the_same_codes() -> None:
+    layer = gl.QuantLinear.from_linear(torch.nn.Linear(32, 8, bias=False), bits=4, group_size=16)
+    parts, x = (layer.codes, layer.scales, layer.zeros, None), torch.ones(2, 32)
+    multiply = torch.ops.gemmule.quantized_linear
+    first = multiply(x, *parts, 8, 32, 4, 16)
+    assert torch.equal(multiply(x, *parts, 8, 32, 4, 16), first)
+    layer.scales.mul_(2)
+    assert torch.equal(multiply(x, *parts, 8, 32, 4, 16), 2 * first)
+    wide = multiply(x[:, :16], *parts, 8, 16, 8, 8)  # a byte is one code there
+    assert not torch.equal(wide, 2 * first)
+    assert torch.equal(multiply(x, *parts, 8, 32, 4, 16), 2 * first)
+
+
 def test_other_dtypes_leave_the_numbers_alone() -> None:
     layer = gl.QuantLinear.from_linear(linear(), method="hqq", group_size=16)
     parts = {name: tensor.clone() for name, tensor in layer.named_buffers()}
