@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from gemmule.choose import eligible
+from gemmule.choose import eligible, known_best
+from gemmule.core.canonical import Options, canonical
+from gemmule.core.choice import Choice
+from gemmule.core.operand import Form
 from gemmule.core.problem import ITEMSIZE, Problem, QuantSpec
 from gemmule.core.registry import all_rungs, rung_in
 from gemmule.core.words import Bits
@@ -149,3 +152,32 @@ def test_codes_of_experts_become_halves_for_many_tokens_of_each_only() -> None:
     assert not eligible(rung, Problem("grouped", 8 * 16, 512, 512, **about))
     about["quant"] = replace(spec, exact=True)
     assert not eligible(rung, Problem("grouped", 8 * 17, 512, 512, **about))
+
+
+@pytest.mark.parametrize(
+    ("library_us", "rounded_us", "exact_us", "taken"),
+    [
+        (9.0, 11.0, 40.0, "rounded_columns"),  # expected quicker, but not by far
+        (9.0, 14.0, 40.0, "dequantise_library"),
+        (9.0, 13.0, 13.5, "fragment_columns"),  # rounds no weight, and is near what was left
+        (9.0, 9.0, 9.2, "fragment_columns"),
+        (300.0, 310.0, 900.0, "dequantise_library"),  # of long products its time is known
+    ],
+)
+def test_short_products_are_dequantised_only_where_that_is_quicker_by_far(
+    library_us: float, rounded_us: float, exact_us: float, taken: str
+) -> None:
+    spec = QuantSpec(4, 64, True, "mma16", "float16", False)
+    forms = Form((920, 802), (0, 0), "uint4", 16, spec), Form((802, 300), (1, 802), "bfloat16", 4)
+    call = canonical("matmul", *forms, None, Options())
+    times = {
+        "dequantise_library": library_us,
+        "rounded_columns": rounded_us,
+        "fragment_columns": exact_us,
+    }
+    ranked = [
+        Choice(call, call.problem, rung_in("quantized", "cuda", name), {}, H200, "", us * 1e-6)
+        for name, us in times.items()
+    ]
+    ranked.sort(key=lambda one: one.expected_s or 0.0)
+    assert known_best(ranked, H200).rung.name == taken

@@ -235,7 +235,7 @@ def test_a_bias_that_lies_as_kernels_read_it_is_added_by_them(change: Any, run: 
         y = call(Q, x, bias)
         assert (y is not None) == good
         if good:
-            held = (5, host_tensors.CODES, x.data_ptr(), y.data_ptr(), bias.data_ptr())
+            held = (5, host_tensors.CODES, x.data_ptr(), y.data_ptr(), 0, (bias.data_ptr(),))
             assert run.launches == [held]
     assert call(Q, x, None) is None
 

@@ -70,6 +70,54 @@ def test_gradients(options: dict[str, Any]) -> None:
     torch.testing.assert_close(layer.bias.grad, torch.full((20,), 3.0, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("options", OPTIONS[:3])  # a permutation is copied, and goes the long way
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_layer_met_before_is_differentiated_as_at_first_sight(
+    options: dict[str, Any], biased: bool
+) -> None:
+    """Autograd is given and keeps less then: the same numbers, the same tensors are saved."""
+    layer = gl.QuantLinear.from_linear(linear(), **options)
+    layer.bias.requires_grad_(biased)
+    x, seed = torch.randn(5, 48, requires_grad=True), torch.randn(5, 20, requires_grad=True)
+    wanted = [x, *([layer.bias] if biased else [])]
+    found = []
+    for _ in range(3):
+        saved: list[Any] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda one, saved=saved: saved.append(one) or one, lambda one: one
+        ):
+            y = layer(x)
+        first = torch.autograd.grad(y, wanted, seed, create_graph=True)
+        second = torch.autograd.grad(first[0].sum(), seed, retain_graph=True)
+        found.append((y.grad_fn.name(), len(saved), [y, *first, *second]))
+    assert found[0][0] != found[1][0] == found[2][0], "the short way is taken"
+    assert found[0][1] == found[1][1] == found[2][1] > 0
+    for again in found[1:]:
+        for one, other in zip(found[0][2], again[2], strict=True):
+            assert torch.equal(one, other)
+    weight = torch.from_numpy(layer.matrix.dequantize("float64")).float()
+    torch.testing.assert_close(found[1][2][1], seed.detach() @ weight, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_met_before_still_tells_what_has_no_derivative() -> None:
+    layer = gl.QuantLinear.from_linear(linear(), bits=8, group_size=16)
+    x = torch.randn(3, 48, requires_grad=True)
+    layer(x), layer(x).sum().backward()
+    y = layer(x)
+    layer.codes.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    layer(x)
+    assert torch.func.grad(lambda x: layer(x).sum())(x.detach()).shape == x.shape
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype is torch.bfloat16
+    for part in (layer.scales, layer.zeros):
+        part.requires_grad_(True)
+        with pytest.raises(ValueError, match="scales or zero points"):
+            layer(x).sum().backward()
+        part.requires_grad_(False)
+
+
 def test_the_operator_is_sound() -> None:
     layer = gl.QuantLinear.from_linear(linear(), **OPTIONS[3])
     parts = (layer.codes, layer.scales, layer.zeros, layer.perm, 20, 48, 4, 32)
@@ -225,6 +273,19 @@ def test_a_change_in_place_is_seen() -> None:
     before = layer(x)
     layer.scales *= 2
     torch.testing.assert_close(layer(x) - layer.bias, 2 * (before - layer.bias))
+
+
+def test_the_operator_sees_a_change_in_place_and_another_reading_of_the_same_codes() -> None:
+    layer = gl.QuantLinear.from_linear(torch.nn.Linear(32, 8, bias=False), bits=4, group_size=16)
+    parts, x = (layer.codes, layer.scales, layer.zeros, None), torch.ones(2, 32)
+    multiply = torch.ops.gemmule.quantized_linear
+    first = multiply(x, *parts, 8, 32, 4, 16)
+    assert torch.equal(multiply(x, *parts, 8, 32, 4, 16), first)
+    layer.scales.mul_(2)
+    assert torch.equal(multiply(x, *parts, 8, 32, 4, 16), 2 * first)
+    wide = multiply(x[:, :16], *parts, 8, 16, 8, 8)  # a byte is one code there
+    assert not torch.equal(wide, 2 * first)
+    assert torch.equal(multiply(x, *parts, 8, 32, 4, 16), 2 * first)
 
 
 def test_other_dtypes_leave_the_numbers_alone() -> None:

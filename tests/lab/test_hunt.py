@@ -170,7 +170,7 @@ def test_the_worst_are_shown_and_the_rest_is_told(
         return lambda: (rows[product], [])
 
     bench: Any = SimpleNamespace(
-        backend="cpu", environment=lambda seconds: environment(), attempt=attempt
+        backend="cpu", brief=None, environment=lambda seconds: environment(), attempt=attempt
     )
     path = tmp_path / "hunt.jsonl"
     given = iter([slow, fast, warm, alone, failing])
@@ -191,9 +191,54 @@ def test_the_worst_are_shown_and_the_rest_is_told(
     ]
 
 
+def test_what_a_brief_look_tells_against_is_measured_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slow ones, but by many columns of codes only very slow ones, and pairs turned round."""
+    form = "int4 g64 x bfloat16, scales float16"
+    slow, wide, larger, smaller, good = (
+        Product("matmul", form, (rows, columns), width)
+        for rows, columns, width in (
+            (256, 9000, 8),
+            (300, 300, 999),
+            (4000, 700, 70),
+            (2000, 700, 70),
+            (9000, 256, 8),
+        )
+    )
+    brief = {slow: (5.0, 0.9), wide: (6.0, 0.81), larger: (7.0, 2.0), smaller: (8.0, 2.0)}
+    full = {slow: (4.0, 1.1), larger: (8.2, 1.7)}
+    asked: list[tuple[Product, Any]] = []
+
+    def attempt(product: Product, environment: Any) -> Any:
+        def measured(budget: Any = None) -> Any:
+            asked.append((product, budget))
+            if budget is None and product == smaller:
+                raise MemoryError("no room")
+            us, ratio = (full if budget is None else brief).get(product, (9.0, 1.0))
+            return [row(product, us, ratio, "warm")], []
+
+        return measured
+
+    bench: Any = SimpleNamespace(
+        backend="cuda", brief="a look", environment=lambda seconds: environment(), attempt=attempt
+    )
+    given = iter([slow, wide, larger, smaller, good])
+    path = tmp_path / "hunt.jsonl"
+    found = hunt.run(bench, given, path, peer="numpy", seconds=60, ceiling_seconds=0)
+    looks = [slow, wide, larger, smaller, good]
+    again = [(slow, None), (larger, None), (smaller, None)]
+    assert asked == [*((product, "a look") for product in looks), *again]
+    times = {find.product: (find.us, find.ratio) for find in found.finds}
+    assert times == brief | full | {good: (9.0, 1.0)}
+    text = capsys.readouterr().out
+    assert "0 of 1 pairs" in text
+    assert f"not measured: {smaller.title}: no room" in text
+
+
 def test_a_hunt_ends_in_time(tmp_path: Path) -> None:
     bench: Any = SimpleNamespace(
-        backend="cpu", environment=lambda seconds: environment(), attempt=None
+        backend="cpu", brief=None, environment=lambda seconds: environment(), attempt=None
     )
     drawn = hunt.products(("matvec",), ("float32",), 0)
     found = hunt.run(bench, drawn, tmp_path / "x", peer="numpy", seconds=0, ceiling_seconds=1)

@@ -110,7 +110,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
             _increment_version=lambda tensors: None,
         )
         library = SimpleNamespace(
-            _C=native, float16="float16", autograd=torch.autograd, Size=torch.Size
+            _C=native,
+            float16="float16",
+            uint8="uint8",
+            autograd=torch.autograd,
+            Size=torch.Size,
         )
         maker = lambda shape, dtype, ordinal: lambda: empty(shape, dtype)  # noqa: E731
         put_library(monkeypatch, library, maker)
@@ -162,6 +166,41 @@ def test_a_layer_is_one_launch(
         found = added(matrix, tensor(right), placed(bias)).array.to_host()
         assert np.abs(found - exact).max() <= 2e-2 * np.abs(exact).max()
     assert [launch[-1] for launch in gpu.launches] == [stream_on(1)] * 2
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("rung", "shape", "launches"),
+    [
+        ("rounded_columns", (1, 32, 1, 1, 2), 1),
+        ("rounded_columns", (1, 64, 2, 1, 2), 1),
+        ("rounded_columns", (1, 32, 1, 4, 2), 2),
+        ("arranged_columns", (2, 2, 2, 4, 2, 4), 2),
+    ],
+)
+def test_a_layer_of_many_rows_adds_it_in_its_last_launch(
+    rung: str,
+    shape: tuple[int, ...],
+    launches: int,
+    gpu: EmulatedDriver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By whatever shape: of whole vectors, of rows that are none, of shared sums and of parts."""
+    prove(monkeypatch, True)
+    rng = np.random.default_rng(launches)
+    Q = gm.quantize(rng.standard_normal((260, 512)), bits=4, group_size=128)
+    X, bias = (rng.integers(-3, 4, size).astype("f2") for size in ((21, 512), 260))
+    exact = X.astype("f8") @ np.asarray(Q, "f8").T + bias
+    matrix, x = Q.to("cuda:1", layout="mma16"), gm.asarray(X, device="cuda:1")
+    given, plan = rung_named(rung), gm.plan("matvec", matrix, x)
+    params = given.check_params(plan.choice.problem, dict(zip(given.params, shape, strict=True)))
+    biased = Launcher(replace(plan.choice, rung=given, params=params)).with_bias()
+    assert biased is not None, plan
+    added = torch_calls.bound_call(biased, plan.choice.call, plan.forms, 1, asks=False)
+    gpu.launches.clear()
+    found = added(matrix, tensor(x), placed(bias)).array.to_host()
+    assert np.abs(found - exact).max() <= 2e-2 * np.abs(exact).max()
+    assert len(gpu.launches) == launches
 
 
 def test_there_is_none_without_a_proof_or_a_kernel(

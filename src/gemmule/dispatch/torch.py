@@ -30,6 +30,7 @@ from gemmule.dispatch.torch_repeats import Known, Product, RepeatGuard, known
 from gemmule.quant.cuda.by_library import ByLibrary
 
 Run = Launcher | PackedLauncher | LibraryRun | ByLibrary | Composed
+_NO_BIAS: tuple[Any, ...] = ()
 
 
 class TensorCall(FastPath):
@@ -111,13 +112,13 @@ def bound_call(
             left, low, right = held.places[rung], held.begin, x.data_ptr()
         if (low | right) & mask or not (low and right) or device_of() != ordinal:
             return None
-        work = 0
+        work, more = 0, _NO_BIAS
         if out is None:
             out = fresh()  # as aligned as any address has to be, and nobody else's memory
             result = out.data_ptr()
         elif adds:
             bias, out = out, fresh()  # two names: what is read has to live until the launch
-            work, result = bias.data_ptr(), out.data_ptr()
+            more, result = ((bias.data_ptr(),),), out.data_ptr()
         else:
             result = out.data_ptr()
             end = result + out_bytes
@@ -133,7 +134,7 @@ def bound_call(
         if workspace is not None:
             owner = workspace()  # until the launches are given, after which its memory is reused
             work = owner.data_ptr()
-        start(stream_of(ordinal), left, right, result, work)
+        start(stream_of(ordinal), left, right, result, work, *more)
         return out
 
     return bound

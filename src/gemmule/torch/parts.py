@@ -120,6 +120,11 @@ class Held:
         written = [version(part) for part in (codes, scales, zeros, perm) if part is not None]
         return written == self.version
 
+    def wants_gradients(self) -> bool:
+        """Tell whether a derivative by scales or zero points is asked for, which there is none."""
+        scales, zeros, _ = self.others
+        return bool(scales.requires_grad or (zeros is not None and zeros.requires_grad))
+
 
 def _address(part: Any) -> int:
     return part.pointer if isinstance(part, DeviceArray) else int(part.ctypes.data)
@@ -135,8 +140,10 @@ def matrix_of(parts: Parts, shape: Shape) -> QuantizedMatrix:
     them it holds a copy.
     """
     codes = parts[0]
-    state = (*map(_state, parts), shape)
     held = HELD.get(id(codes))
+    if held is not None and held.state[-1] == shape and held.stands_for(*parts):
+        return held.matrix
+    state = (*map(_state, parts), shape)
     if held is not None and held.codes() is codes and held.state == state:
         return held.matrix
     refuse_spread(*parts)

@@ -19,7 +19,7 @@ from gemmule.general import compiled, product
 from gemmule.plan import resolve
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.torch.on_host import HostCalls
-from gemmule.torch.parts import HELD, Shape, matrix_of
+from gemmule.torch.parts import HELD, Held, Shape, matrix_of
 
 _SCHEMA = (
     "quantized_linear(Tensor x, Tensor codes, Tensor scales, Tensor? zeros, Tensor? perm, "
@@ -41,9 +41,14 @@ def again(parts: Any, bias: Any, x: Any) -> torch.Tensor | None:
         held is None
         or type(x) is not _Tensor
         or not held.stands_for(codes, parts["scales"], parts["zeros"], parts["perm"])
-        or (bias is not None and bias.requires_grad and _wants_gradients())
     ):
         return None
+    if _wants_gradients():
+        if x.requires_grad:  # where autograd, and nothing else of PyTorch, has to know of it
+            known = handled() or held.wants_gradients()
+            return None if known else _differentiate_again(x, held, bias)
+        if bias is not None and bias.requires_grad:
+            return None
     if held.calls is not None:
         return held.calls.guarded(held.matrix, x, bias)
     call = REPEATS.calls.get((_LAYER, held.known.kind, x.shape, bias is None))
@@ -51,6 +56,7 @@ def again(parts: Any, bias: Any, x: Any) -> torch.Tensor | None:
 
 
 _LAYER = "a layer"  # the name of its products among those that were served before
+_INSIDE = {op: f"{op} in an operator" for op in ("matvec", "vecmat")}  # the same, without questions
 
 
 def run(x: torch.Tensor, *given: Any) -> torch.Tensor:
@@ -99,7 +105,7 @@ def product_of(
 
 def _on_device(op: str, a: Any, b: Any, bias: Any, asks: bool) -> Any | None:
     """Return a product by a bound call, kept for others like it; None where there is none."""
-    name = _LAYER if asks else f"{op} in an operator"
+    name = _LAYER if asks else _INSIDE[op]
     y = REPEATS.again(name, a, b, bias)
     if y is not None:
         return y
@@ -155,14 +161,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, ``grad W``, and of the bias."""
         _refuse_scales(ctx.needs_input_grad[2:4])
-        back = of_bias = None
-        if grad is None:
-            return (None,) * 11
-        if ctx.needs_input_grad[0]:
-            multiply: Any = _multiply if handled() or grad.requires_grad else run
-            back = multiply(grad, *ctx.saved_tensors, *ctx.form, not ctx.transposed)
-        if ctx.of_bias is not None and ctx.needs_input_grad[-1]:
-            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.of_bias)
+        back, of_bias = _gradients(ctx, grad)
         return back, *(None,) * 9, of_bias
 
     @staticmethod
@@ -187,6 +186,46 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
             for i in range(info.batch_size)
         ]
         return torch.stack([_multiply(*each) for each in given]), 0
+
+
+class _LinearAgain(torch.autograd.Function):  # type: ignore[misc]
+    """The same for a layer that multiplied before: a third of what it costs the host."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, held: Held, bias: Any) -> torch.Tensor:
+        shape = held.state[-1]
+        call = REPEATS.calls.get((_INSIDE["matvec"], held.known.kind, x.shape, bias is None))
+        y = None if call is None else call(held.known, x, bias)
+        if y is None:
+            check(x, bias, shape.rows)
+            y = product_of(held.matrix, x.detach(), bias)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(held.codes(), *held.others)
+        ctx.form, ctx.transposed = shape, False
+        ctx.of_bias = None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        back, of_bias = _gradients(ctx, grad)
+        return back, None, of_bias
+
+
+# Nothing of torch.func is at work where it is called, which PyTorch's own `apply` would ask first.
+_differentiate_again = super(torch.autograd.Function, _LinearAgain).apply
+
+
+def _gradients(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of x, ``grad W``, and of the bias, each where it is wanted."""
+    back = of_bias = None
+    if grad is None:
+        return None, None
+    if ctx.needs_input_grad[0]:
+        multiply: Any = _multiply if handled() or grad.requires_grad else run
+        back = multiply(grad, *ctx.saved_tensors, *ctx.form, not ctx.transposed)
+    if ctx.of_bias is not None and ctx.needs_input_grad[-1]:
+        of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.of_bias)
+    return back, of_bias
 
 
 def _refuse_scales(wanted: Any) -> None:

@@ -4,14 +4,17 @@ Suites measure the shapes that somebody thought of. Here rows and columns are dr
 logarithms, from a seed that is printed, and what counts are the tails: the products that are
 slowest against the peer, and those farthest from the least time that reading their bytes takes.
 Products of codes on a GPU have sides and columns as models have them, and come in pairs that differ
-in one of them, so that it shows where more work takes less time.
+in one of them, so that it shows where more work takes less time. On a GPU a first look at each is
+brief, and those that it tells against are measured again, for as long as a product of a suite.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +23,7 @@ import click
 from rich.console import RenderableType
 
 from gemmule.core.problem import Problem
-from gemmule.timing.sampler import CONFIDENCE
+from gemmule.timing.sampler import CONFIDENCE, Budget
 from gemmule_lab.bench.session import measured_environment
 from gemmule_lab.harness.bench import Bench
 from gemmule_lab.harness.products import FORMATS, Product
@@ -40,6 +43,7 @@ SLOW, NEAR = 0.95, 1.15  # speed over the peer; time over the floor
 VERY_SLOW = 0.8
 LARGE, MISSED = 512, 0.9  # sides from which on everyday products have no excuse below this speed
 INVERTED = 0.95  # the time of a product beside that of one with less of everything
+AGAIN = 0.25  # share of a hunt in which products are measured that brief looks told against
 SHOWN = 15
 MOST_COLUMNS = 64
 EVERYDAY = {"matvec": (64, 16384), "vecmat": (64, 16384), "matmul": (64, 2048)}  # sides
@@ -69,12 +73,12 @@ class Find:
         """Our time over the floor; 0 where there is none."""
         return 0.0 if self.floor_us is None else self.us / self.floor_us
 
-    def holds(self, other: Find) -> bool:
-        """Tell whether the other product has no more rows, columns or bits, in equal groups."""
-        mine, its = self.product, other.product
-        sizes = [(*p.shape, p.width, p.form.bits or 0) for p in (mine, its)]
-        alike = mine.form.group_size == its.form.group_size and sizes[0] != sizes[1]
-        return alike and all(a >= b for a, b in zip(*sizes, strict=True))
+    @property
+    def is_slow(self) -> bool:
+        """Whether its speed counts against us; of codes by many columns only a much lower one."""
+        product = self.product
+        many = product.form.bits is not None and product.width > MOST_COLUMNS
+        return self.ratio < (VERY_SLOW if many else SLOW)
 
 
 @dataclass(slots=True)
@@ -145,6 +149,12 @@ class Hunt:
         sides = f"{len(found)} products of sides from {LARGE} on"
         return f"{missed} of {sides} ({share:.1%}) below {MISSED} of {self.peer}'s speed"
 
+    def doubtful(self) -> list[Find]:
+        """Return the finds that count against us, slow or turned round, the slowest first."""
+        turned = {id(find) for pair in turned_round(pairs_of(self.finds)) for find in pair}
+        found = [find for find in self.finds if find.is_slow or id(find) in turned]
+        return sorted(found, key=lambda find: find.ratio)
+
     def tails(self) -> list[str]:
         """Return, of products of codes, the shares that are slow, and inversions, a line each."""
         coded = [find for find in self._sure() if find.product.form.bits is not None]
@@ -154,8 +164,8 @@ class Hunt:
         slow = sum(find.ratio < SLOW for find in few) / max(1, len(few))
         slower = sum(find.ratio < VERY_SLOW for find in coded) / len(coded)
         missed = sum(math.log(find.us / find.quickest_us) for find in coded) / len(coded)
-        pairs = [(a, b) for a in coded for b in coded if a.holds(b)]
-        turned = [(a, b) for a, b in pairs if a.us < INVERTED * b.us]
+        pairs = pairs_of(coded)
+        turned = turned_round(pairs)
         least = min(find.ratio for find in coded)
         return [
             f"of {len(few)} by at most {MOST_COLUMNS} columns {slow:.1%} below {SLOW}; "
@@ -169,6 +179,31 @@ class Hunt:
                 for a, b in sorted(turned, key=lambda pair: pair[0].us / pair[1].us)[:SHOWN]
             ),
         ]
+
+
+def pairs_of(finds: Iterable[Find]) -> list[tuple[Find, Find]]:
+    """Return pairs of products of codes, the second with no more rows, columns or bits."""
+    alike = defaultdict[object, list[tuple[tuple[int, ...], Find]]](list)
+    for find in finds:
+        product, form = find.product, find.product.form
+        if form.bits is not None:
+            alike[form.group_size].append(((*product.shape, product.width, form.bits), find))
+    return [
+        (a, b)
+        for group in alike.values()
+        for mine, a in group
+        for its, b in group
+        if mine[0] >= its[0]
+        and mine[1] >= its[1]
+        and mine[2] >= its[2]
+        and mine[3] >= its[3]
+        and mine != its
+    ]
+
+
+def turned_round(pairs: Iterable[tuple[Find, Find]]) -> list[tuple[Find, Find]]:
+    """Return the pairs of which the larger product takes surely less time."""
+    return [(a, b) for a, b in pairs if a.us < INVERTED * b.us]
 
 
 def products(
@@ -267,37 +302,61 @@ def run(
     seconds: float,
     ceiling_seconds: float,
 ) -> Hunt:
-    """Measure random products for so long, each on disk before the next; show the worst."""
+    """Measure random products for so long, each on disk before the next; show the worst.
+
+    Where the bench has a brief budget, that is given first, and the last quarter of the time to
+    products that count against us, the slowest first, by the bench's own.
+    """
     environment = measured_environment(bench, ceiling_seconds)
     results.append(path, [environment])
     hunt, end = Hunt(peer), time.monotonic() + seconds
+    measure = functools.partial(_measure, bench, environment, hunt, path)
+    first = end if bench.brief is None else end - AGAIN * seconds
     try:
         with working("hunting") as tell:
             for product in drawn:
-                left = end - time.monotonic()
+                left = first - time.monotonic()
                 if left <= 0:
                     break
                 tell(f"{product.title}, {left:.0f} s left")
-                _measure(bench, product, environment, hunt, path)
+                measure(product, bench.brief)
+            doubtful = hunt.doubtful() if bench.brief is not None else []
+            for number, find in enumerate(doubtful):
+                if time.monotonic() >= end:
+                    say(f"{len(doubtful) - number} of {len(doubtful)} were not measured again")
+                    break
+                tell(f"again {find.product.title}")
+                if measure(find.product, None):
+                    hunt.finds.remove(find)
     finally:
         show(hunt, path)
     return hunt
 
 
 def _measure(
-    bench: Bench, product: Product, environment: Environment, hunt: Hunt, path: Path
-) -> None:
+    bench: Bench,
+    environment: Environment,
+    hunt: Hunt,
+    path: Path,
+    product: Product,
+    budget: Budget | None,
+) -> bool:
+    """Measure a product and tell whether it was found; what is slow is said, but of brief looks."""
+    before = len(hunt.finds)
     try:
-        rows, _ = bench.attempt(product, environment)()
+        attempt = bench.attempt(product, environment)
+        rows, _ = attempt() if budget is None else attempt(budget=budget)
     except (ValueError, TypeError, MemoryError, RuntimeError, ArithmeticError) as error:
         hunt.told.append(f"{product.title}: {error}")
-        return
+        return False
     results.append(path, rows)
     hunt.add(product, rows, environment)
-    if hunt.finds and hunt.finds[-1].ratio < SLOW:
+    found = len(hunt.finds) > before
+    if found and budget is None and hunt.finds[-1].ratio < SLOW:
         find = hunt.finds[-1]
         words = f"{find.ratio:.2f} x {hunt.peer} by {find.rung}"
         say(f"{find.product.title}: {words}{'' if find.sure else ', not surely'}")
+    return found
 
 
 def show(hunt: Hunt, path: Path) -> None:

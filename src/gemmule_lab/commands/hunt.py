@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from gemmule_lab.commands.bench import FLOATS, QUANTIZED
 if TYPE_CHECKING:
     from gemmule.core.problem import Problem
     from gemmule_lab.harness.bench import Bench
+    from gemmule_lab.harness.products import Product
     from gemmule_lab.peers.peer import Peer
 
 VECTORS = ("matvec", "vecmat")
@@ -91,7 +92,8 @@ def hunt(
     turns with the peer. The lists show the slowest against the peer, and against the time that
     reading the bytes takes at the measured ceiling. On a GPU codes, int4 and int8, are multiplied
     by 1 to 4096 columns of bfloat16, 256 to 16384 a side, and the peer multiplies the same weights
-    in bfloat16; then pairs are told of which the larger product took less time. With --everyday
+    in bfloat16; then pairs are told of which the larger product took less time. There a first look
+    is brief, and what it tells against is measured again in the last quarter. With --everyday
     all formats race NumPy's float32. --op grouped draws mixtures of experts, in bfloat16, int4 and
     int8 beside torch._grouped_mm, on a CPU in float32 beside a loop of NumPy's products.
     """
@@ -134,19 +136,19 @@ def hunt(
     if backend == "cpu":  # the one that is raced alone
         bench = _beside(racer, rests=not no_rests, warm=hot)
     if backend == "cuda" and coded:
-        drawn = work.products_of_codes(coded, seed)
+        drawn = _compiled(itertools.islice(work.products_of_codes(coded, seed), products), device)
     else:
         wanted = ops or (OPS if everyday else VECTORS)
         every = formats or (EVERYDAY if everyday else FLOATS)
         taken, left = work.raced(bench, racer, wanted, every)
         _tell_left(peer, left, asked=bool(formats) or not taken)
         draw = work.everyday_products if everyday else work.products
-        drawn = draw(wanted, taken, seed, most_bytes)
+        drawn = itertools.islice(draw(wanted, taken, seed, most_bytes), products)
     click.echo(f"seed {seed}: matrices of 1 KiB to {most_bytes:,} bytes, {seconds:.0f} s")
     path = out / f"{bench.prefix}hunt-{seed}.jsonl"
     found = work.run(
         bench,
-        itertools.islice(drawn, products),
+        drawn,
         path,
         peer=peer,
         seconds=seconds,
@@ -155,6 +157,13 @@ def hunt(
     model = _fitted(device, found.worst()) if fit else None
     told = {"file": path, "seed": seed, "summary": found.summary(), "products": found.finds}
     return told | ({"model": model} if model else {})
+
+
+def _compiled(drawn: Iterable[Product], device: str) -> Iterator[Product]:
+    """Yield products whose kernels threads have compiled by then."""
+    from gemmule_lab.harness import ahead
+
+    return ahead.prepared(drawn, ahead.Compiler(device))
 
 
 def _experts(

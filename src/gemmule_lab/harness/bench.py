@@ -66,6 +66,9 @@ class Bench(ABC):
 
     backend: ClassVar[str]
     prefix: ClassVar[str] = ""
+    brief: ClassVar[Budget | None] = (
+        None  # of a first look at one of many products, where that pays
+    )
     clock: Clock
     peers: Sequence[Peer] = ()
 
@@ -111,13 +114,24 @@ class Bench(ABC):
         """Return what a suite times of a product."""
         return Measurement(product.title, self.sets(product))
 
-    def attempt(self, product: Product, environment: Environment) -> Callable[[], Found]:
-        """Make a product of a suite ready; return its measurement, which may be made again."""
+    def attempt(self, product: Product, environment: Environment) -> Callable[..., Found]:
+        """Make a product of a suite ready; return its measurement, which may be made again.
+
+        It takes another budget than the bench's by name.
+        """
         return functools.partial(self.measure, self.prepared(product), environment)
 
-    def measure(self, what: Measurement, environment: Environment, *, seed: int = 0) -> Found:
+    def measure(
+        self,
+        what: Measurement,
+        environment: Environment,
+        *,
+        seed: int = 0,
+        budget: Budget | None = None,
+    ) -> Found:
         """Judge ours, check the peers, race them all; return rows and who took no part.
 
+        budget: of the race, where it is not the bench's for so many entries.
         ArithmeticError where a result of ours is wrong: then nothing is timed.
         """
         group = what.group
@@ -134,7 +148,8 @@ class Bench(ABC):
             more, slow = self.theirs(what.plain, kept, group=group, suffix=suffix)
             theirs, absent = theirs + more, absent + slow
         entries += theirs
-        return race(entries, self.clock, environment, self.budget(len(entries)), seed=seed), absent
+        given = budget or self.budget(len(entries))
+        return race(entries, self.clock, environment, given, seed=seed), absent
 
     def ours(
         self,

@@ -17,7 +17,7 @@ from gemmule.choose import suggestions
 from gemmule.core.problem import Problem
 from gemmule.core.rung import Rung
 from gemmule.storage import evidence
-from gemmule.timing.sampler import Budget
+from gemmule.timing.sampler import FEWEST_PAIRS, Budget
 from gemmule_lab.ceilings.device import measure_ceilings
 from gemmule_lab.harness.bench import Bench, Measurement, peer_entry
 from gemmule_lab.harness.device_operands import device_sets, in_floats, judged
@@ -30,6 +30,7 @@ from gemmule_lab.records.rows import Ceiling, Environment
 
 MIN_BLOCKS, MAX_BLOCKS = 7, 40
 BLOCK_S = 0.004
+BRIEF = Budget(0.02, FEWEST_PAIRS, 8, 1e-3, patience=8.0, timer_share=5e-3)
 PLAIN_PEERS = ("torch", "cupy")
 HOPELESS = 3.0  # times what the quickest rung is expected to take: not timed beside it
 
@@ -41,7 +42,7 @@ class DeviceBench(Bench):
     is no GPU, ValueError for a peer that nobody knows.
     """
 
-    backend, prefix = "cuda", "cuda-"
+    backend, prefix, brief = "cuda", "cuda-", BRIEF
 
     def __init__(
         self,

@@ -160,12 +160,9 @@ class Launcher:
     def starter(self, ordinal: int, end: str = "") -> Start:
         """Return what starts the kernels, loaded on a device, as `starter` has it.
 
-        Of kernels that add a bias, it takes the bias's address in the place of a workspace's.
+        Of kernels that add a bias, it takes a tuple of the bias's address behind the workspace's.
         """
-        if not self.adds:
-            return starter(self.load(ordinal), self.words, end)
-        start = starter(self.load(ordinal), self.words, "Q")
-        return lambda stream, a, b, out, bias: start(stream, a, b, out, 0, (bias,))
+        return starter(self.load(ordinal), self.words, "Q" if self.adds else end)
 
     def load(self, ordinal: int) -> Kernels:
         """Return the kernels on a device, each loaded once."""
@@ -180,8 +177,7 @@ class Launcher:
         """Return the launcher of the same product and a bias, or None: no proved kernel adds it."""
         choice, problem = self.choice, self.choice.problem
         rung, arch = cuda_rung(choice), choice.machine.arch
-        alone = self.is_one_call and len(self.steps) == 1 and not self.workspace
-        if not rung.adds or not alone or self.steps[0].pdl or problem.outputs == 0:
+        if not rung.adds or not self.is_one_call or self.steps[0].pdl or problem.outputs == 0:
             return None
         proved = evidence.is_proved(rung, problem, arch, bias=True)
         return Launcher(choice, adds=True) if proved else None

@@ -204,6 +204,7 @@ def include_folders() -> tuple[Path, ...]:
     )
 
 
+@functools.cache
 def headers_version() -> str:
     """Return the toolkit headers' package version, or the folder they come from."""
     from importlib import metadata

@@ -201,6 +201,10 @@ __device__ __forceinline__ void deliver(const QuantArgs& p, const float* sums, i
         if (!DOWN || row + e < rows) sum[e] = by_factor<TS>(p, top + row + (DOWN ? e : 0), sum[e]);
     if (vectors && (DOWN ? row + 4 <= rows : c + 4 <= columns)) {
       ptx::Vec<TY, 4> out;
+#ifdef BIAS
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] += wide<float>(((const TY*)p.bias)[top + row + (DOWN ? e : 0)]);
+#endif
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[e] = narrow<TY, float>(sum[e]);
       *(ptx::Vec<TY, 4>*)((TY*)p.y + (top + row) * p.y_step + (left + c) * p.y_col) = out;

@@ -1,5 +1,6 @@
 // Several columns of x by wgmma, which a first launch has put in the order that the instruction reads: bulk copies bring all.
 // counters: L2 hits, %; issue slots used, %; tensor pipe, %
+#include "bias.cuh"
 #include "warpgroup_chunks.cuh"
 
 constexpr int UNIT = 4;  // tiles of codes that are asked for at a time

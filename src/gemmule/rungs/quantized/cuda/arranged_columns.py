@@ -137,6 +137,7 @@ RUNG = CudaRung(
         ),
     ),
     archs=("sm_90a",),
+    adds=True,
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,
     steps=_steps,

@@ -1,5 +1,6 @@
 // Many columns of x by wgmma: codes become weights in registers, each rounded once, and meet 32 to 256 columns at a time.
 // counters: L2 hits, %; issue slots used, %; tensor pipe, %
+#include "bias.cuh"
 #include "rounded.cuh"
 
 template <class TX, int BITS, int N, int PANELS>

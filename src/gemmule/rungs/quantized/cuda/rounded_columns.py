@@ -241,6 +241,7 @@ RUNG = CudaRung(
         ),
     ),
     archs=("sm_90a",),
+    adds=True,
     quantized=True,
     accepts_quant=warpgroups.RUNG.accepts_quant,
     workspace=_workspace,

@@ -82,6 +82,7 @@ RUNG = replace(
     # 4-bit floats are right under the emulator; a GPU takes them as codes of 8 bits as long as one
     # rung of theirs is not proved.
     signatures=tuple(s for s in straight.RUNG.signatures if s not in fragments.FLOATS),
+    adds=False,  # layers have their matrix in front
     params={**straight.RUNG.params, "tall": (1,), "parts": (1, 4, 16)},
     constraints=(
         *straight.RUNG.constraints,
