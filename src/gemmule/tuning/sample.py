@@ -11,18 +11,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from gemmule import backends
-from gemmule.backends.cuda.starter import kernels
+from gemmule.backends.cuda import starter
 from gemmule.choose import eligible
 from gemmule.core.problem import (
     BYTES,
@@ -43,11 +42,13 @@ from gemmule.storage import lines, models
 from gemmule.storage.sources import rung_digest
 from gemmule.storage.tuned import problem_of
 from gemmule.timing.clock import Entry
+from gemmule.tuning.compiling import Compilers, Kernels
 from gemmule.tuning.fit import Timed
 from gemmule.tuning.operands import Place, place_of
 from gemmule.tuning.outcomes import Candidate, Failure, same
 from gemmule.tuning.session import Session
 from gemmule.tuning.space import HOPELESS, candidates
+from gemmule.tuning.trials import smaller
 from gemmule.tuning.tuner import MOST_DISTURBED, disturbed
 
 Told: TypeAlias = Callable[[str, int, int], None]
@@ -55,7 +56,7 @@ Told: TypeAlias = Callable[[str, int, int], None]
 SCHEMA = 1
 WAYS = 8  # of each product
 BLOCKS = 3
-AHEAD = 12  # products whose kernels are compiled while one is measured
+AHEAD = 48  # products whose kernels are compiled while one is measured
 LONGEST_SIDE = 17  # by its logarithm to base 2
 MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # random numbers come from the host
 MOST_FLOPS = {"cpu": 500 << 25, "cuda": 500 << 30}
@@ -64,7 +65,7 @@ MOST_SETS = {"cpu": 256, "cuda": 4096}  # of operands; more of small ones take l
 MOST_COPIED = {"cpu": 1 << 26, "cuda": 1 << 40}  # bytes of all sets: fresh pages take longer still
 PRODUCTS = {"cpu": 24, "cuda": 200}
 # No product, and no further way of one, begins later, unless so many are asked for; rates count.
-LONGEST_S = {"cpu": 2.8, "cuda": math.inf}
+LONGEST_S = {"cpu": 2.8, "cuda": 240.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,6 @@ class Sampler:
         end = time.monotonic() + longest_s
         known = {_key(way.problem, way.folder, way.rung, way.params) for way, _ in self.rows}
         waiting: deque[tuple[int, Problem, list[Candidate], list[Future[None]]]] = deque()
-        pool = ThreadPoolExecutor(os.cpu_count() or 1)
 
         def begun() -> Iterator[tuple[int, Problem, list[Candidate], list[Future[None]]]]:
             for index, problem in enumerate(problems):
@@ -255,11 +255,11 @@ class Sampler:
                     for one in self._ways(problem, only)
                     if _key(problem, one.rung.folder, one.rung.name, one.params) not in known
                 ]
-                compiled = [pool.submit(self._compile, problem, one) for one in missing]
-                yield index, problem, missing, compiled
+                needed = (kernels for one in missing for kernels in self._kernels(problem, one))
+                yield index, problem, missing, [compilers.ask(one) for one in needed]
 
         coming = begun()
-        try:
+        with Compilers() as compilers:
             while not self.lost:
                 waiting.extend(itertools.islice(coming, AHEAD - len(waiting)))
                 if not waiting:
@@ -269,15 +269,17 @@ class Sampler:
                 if missing and time.monotonic() < end:
                     wait(compiled)
                     self._keep(problem, missing, end)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _compile(self, problem: Problem, way: Candidate) -> None:
-        """Compile a way's kernels ahead; what goes wrong is met again when it is measured."""
+    def _kernels(self, problem: Problem, way: Candidate) -> Iterator[Kernels]:
+        """Yield what a way compiles, at its own size and at that which it is verified at.
+
+        What goes wrong here is met again when it is measured.
+        """
         if isinstance(way.rung, CudaRung):
-            with contextlib.suppress(Exception):
-                steps = way.rung.steps(problem, way.params, self.machine)
-                kernels(way.rung, steps, self.machine.arch)
+            for one in (problem, smaller(problem)):
+                with contextlib.suppress(Exception):
+                    steps = way.rung.steps(one, way.params, self.machine)
+                    yield starter.compiled_by(way.rung, steps, self.machine.arch)
 
     def _ways(self, problem: Problem, only: str | None) -> list[Candidate]:
         """Return what to measure of a product: each rung's own choice, then others on a GPU.
