@@ -60,8 +60,8 @@ AHEAD = 48  # products whose kernels are compiled while one is measured
 LONGEST_SIDE = 17  # by its logarithm to base 2
 MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # random numbers come from the host
 MOST_FLOPS = {"cpu": 500 << 25, "cuda": 500 << 30}
-SECONDS = {"cpu": 0.05, "cuda": 0.06}  # of timing a way
-MOST_SETS = {"cpu": 256, "cuda": 4096}  # of operands; more of small ones take longer than times
+SECONDS = {"cpu": 0.05, "cuda": 0.02}  # of timing a way
+MOST_SETS = {"cpu": 256, "cuda": 1024}  # of operands; more of small ones take longer than times
 MOST_COPIED = {"cpu": 1 << 26, "cuda": 1 << 40}  # bytes of all sets: fresh pages take longer still
 PRODUCTS = {"cpu": 24, "cuda": 200}
 # No product, and no further way of one, begins later, unless so many are asked for; rates count.
