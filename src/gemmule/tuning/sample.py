@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 from gemmule import backends
 from gemmule.backends.cuda import starter
 from gemmule.choose import eligible
+from gemmule.core.device_model import DeviceModel
 from gemmule.core.problem import (
     BYTES,
     FLOAT4,
@@ -54,6 +55,7 @@ from gemmule.tuning.tuner import MOST_DISTURBED, disturbed
 Told: TypeAlias = Callable[[str, int, int], None]
 
 SCHEMA = 1
+OTHERS, OTHERS_WAYS, OTHERS_SEED = 300, 24, 1 << 41  # products that a model tells of beside
 WAYS = 8  # of each product
 BLOCKS = 3
 AHEAD = 48  # products whose kernels are compiled while one is measured
@@ -186,6 +188,23 @@ def _of_codes(rng: random.Random, backend: str, m: int, n: int) -> Problem:
     sizes = (m, n, 1) if op == "matvec" else (m, columns, n)
     layout_b = "row" if op == "matvec" else rng.choice(("row", "col"))
     return make_problem(op, *sizes, (codes, x, x), quant=spec, layout_b=layout_b)
+
+
+def expected(machine: Machine, model: DeviceModel) -> Iterator[Timed]:
+    """Yield what a model expects of products of no sample, by the quickest ways.
+
+    A fit to few products is held by them at sizes that these have not met.
+    """
+    here = replace(machine, model=model)
+    for problem in itertools.islice(draw(machine.backend, OTHERS_SEED), OTHERS):
+        ways = []
+        for rung in all_rungs(machine.backend):
+            if rung.seconds is None or rung.refusal(problem) or not eligible(rung, problem):
+                continue
+            compared = rung.space(problem) if rung.choices is None else rung.choices(problem, here)
+            for params in compared:
+                ways.append(Timed(problem, rung, params, rung.seconds(problem, params, here)))
+        yield from sorted(ways, key=lambda way: way.seconds)[:OTHERS_WAYS]
 
 
 def path_of(machine: Machine) -> Path:
