@@ -87,14 +87,26 @@ def kind_of(problem: Problem) -> str:
     )
 
 
+def elsewhere(machine: Machine) -> Iterator[Timed]:
+    """Yield what was measured of other devices' random products, for sizes that its own lacks."""
+    for model, _ in models.shipped():
+        if model.device != machine.name:
+            other = machine_of(model)
+            here = replace(other, model=None)
+            for row in fit.compared(other, sample(ROOT / "evidence" / slug(model.device)).drawn):
+                yield replace(row, machine=here)
+
+
 def refitted(
-    machine: Machine, rows: Sequence[Timed], named: Sequence[Timed], names: Sequence[str]
+    machine: Machine, rows: Sequence[Timed], beside: Sequence[Timed], names: Sequence[str]
 ) -> DeviceModel:
     """Return the machine's model with the coefficients of the named rungs fitted to all rows."""
-    model, every = models.of(machine), [*rows, *named]
+    model, every = models.of(machine), [*rows, *beside]
     owners = {row.rung.counts_with for row in every if row.name.startswith(tuple(names or [""]))}
-    chosen = [row for row in every if row.rung.counts_with in owners]  # all that share them
-    return fit.fitted(replace(machine, model=None), model, chosen)
+    mine, more = (  # all that share them
+        [row for row in some if row.rung.counts_with in owners] for some in (rows, beside)
+    )
+    return fit.fitted(replace(machine, model=None), model, mine, None, more)
 
 
 Priced = dict[Timed, float]
@@ -106,9 +118,10 @@ def priced(machine: Machine, rows: Sample, names: Sequence[str]) -> tuple[Priced
     The others: of drawn products those fitted to the rest, of named ones those fitted to all.
     """
     model, shipped, fresh = models.of(machine), {}, {}
+    beside = list(elsewhere(machine))
     folds = [(*fit.held_out(rows.drawn, fold), rows.named) for fold in range(fit.HELD_OUT)]
     for known, held, named in [*folds, (rows.drawn, rows.named, rows.named)]:
-        other = refitted(machine, known, named, names)
+        other = refitted(machine, [*known, *named], beside, names)
         for row in fit.compared(machine, held):
             shipped[row] = fit.modelled(machine, model, row)
             fresh[row] = fit.modelled(machine, other, row)
@@ -192,7 +205,7 @@ def rewritten(machine: Machine, rows: Sample, price: Priced, names: Sequence[str
     found = fit.errors((row for row in rows.drawn if row in price), price.__getitem__)
     chosen = tuple(names or [""])
     errors = {name: round(one, 3) for name, one in found.items() if name.startswith(chosen)}
-    made = refitted(machine, rows.drawn, rows.named, names)
+    made = refitted(machine, [*rows.drawn, *rows.named], list(elsewhere(machine)), names)
     made = replace(made, errors={**made.errors, **errors})
     file = models.SHIPPED / f"{slug(machine.name)}.json"
     file.write_text(text_of(made, file.read_text(encoding="utf-8")), encoding="utf-8")

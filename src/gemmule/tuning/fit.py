@@ -4,7 +4,8 @@ Terms overlap, so that a time is not linear in its coefficients; all of these ar
 counts are relative errors. So the squares of the logarithms of modelled over measured times are
 made small over the logarithms of the coefficients, from the known ones on, by the method of
 Levenberg and Marquardt. A small pull towards where it began keeps what the sample says little of;
-what it says nothing of stays.
+what it says nothing of stays. What another device measured, or the known coefficients expect, may
+stand beside the sample, for sizes that it has not met.
 """
 
 from __future__ import annotations
@@ -36,18 +37,23 @@ SCATTERED, SCATTER = 2, 0.25  # further beginnings, and how far around the first
 HELD_OUT = 4  # each so many problems one is not fitted to
 WITHIN = 0.9  # share of the products not fitted to, by which an error is told
 FEWEST = 8  # products of a rung from which it is fitted
+BESIDE = 16  # measured products that what is known from elsewhere counts as
 LEAST_S = 1e-9
 PULL_OF_RATES = 0.1  # they were measured one by one: stronger
 
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """One measurement: how long a product takes by a rung with its parameters."""
+    """One measurement: how long a product takes by a rung with its parameters.
+
+    machine: where, if not on the one whose model is fitted.
+    """
 
     problem: Problem
     rung: Rung
     params: Params
     seconds: float
+    machine: Machine | None = None
 
     @property
     def name(self) -> str:
@@ -69,14 +75,21 @@ class Loss:
         return f"{mean} products, {worst} in the worst hundredth"
 
 
-def least_squares(predict: Predict, start: Floats, measured: Floats, pull: float = PULL) -> Floats:
+def least_squares(
+    predict: Predict,
+    start: Floats,
+    measured: Floats,
+    pull: float = PULL,
+    weights: Floats | float = 1.0,
+) -> Floats:
     """Return positive coefficients by which `predict` is nearest to what was measured.
 
     Nearest by the squares of logarithms of their ratios, of which large ones count less: what was
     disturbed must not bend the rest. A coefficient that moves none stays. `predict` returns times,
     and by how much they grow with each coefficient.
     """
-    held = pull * math.sqrt(len(measured))
+    counts = np.sqrt(np.broadcast_to(weights, measured.shape))
+    held = pull * math.sqrt(float(counts @ counts))
 
     def residuals(at: Floats) -> tuple[Floats, Floats]:
         """Return what is made small, and its slopes."""
@@ -84,9 +97,9 @@ def least_squares(predict: Predict, start: Floats, measured: Floats, pull: float
         modelled, slopes = predict(here)
         modelled = np.maximum(modelled, LEAST_S)
         apart = np.log(modelled / measured)
-        weight = 1 / (np.sqrt(1 + (apart / FAR) ** 2) * modelled)
+        weight = counts / (np.sqrt(1 + (apart / FAR) ** 2) * modelled)
         steep = np.vstack([slopes * weight[:, None] * here, held * np.eye(len(at))])
-        return np.concatenate([FAR * np.arcsinh(apart / FAR), held * at]), steep
+        return np.concatenate([counts * FAR * np.arcsinh(apart / FAR), held * at]), steep
 
     def descended(at: Floats) -> tuple[float, Floats]:
         (here, slope), damping = residuals(at), 1e-2
@@ -136,26 +149,44 @@ def compared(machine: Machine, rows: Iterable[Timed]) -> list[Timed]:
 
 
 def fitted(
-    machine: Machine, model: DeviceModel, rows: Sequence[Timed], only: str | None = None
+    machine: Machine,
+    model: DeviceModel,
+    rows: Iterable[Timed],
+    only: str | None = None,
+    beside: Iterable[Timed] = (),
 ) -> DeviceModel:
     """Return the model with the coefficients of each rung fitted to those of its rows that count.
 
-    only: of this rung, ``folder/name``, and of no other.
+    only: of this rung, ``folder/name``, and of no other. beside: what else is known of rungs, which
+    counts as much as `BESIDE` measured products of each.
     """
-    owners: dict[str, list[Timed]] = {}
-    for row in compared(machine, rows):
-        if row.rung.terms is not None:
-            owners.setdefault(row.rung.counts_with, []).append(row)
-    found = {
-        owner: _fitted_one(machine, model.numbers[owner], mine)
-        for owner, mine in owners.items()
-        if only in (None, owner, mine[0].name) and problems_of(mine) >= FEWEST
-    }
+    owners, others = _by_owner(compared(machine, rows)), _by_owner(beside)
+    found = {}
+    for owner in {**owners, **others}:
+        mine, more = owners.get(owner, []), others.get(owner, [])
+        name = (mine or more)[0].name
+        if only in (None, owner, name) and problems_of([*mine, *more]) >= FEWEST:
+            found[owner] = _fitted_one(machine, model.numbers[owner], mine, more)
     return replace(model, numbers={**model.numbers, **found})
 
 
-def _fitted_one(machine: Machine, own: Numbers, rows: Sequence[Timed]) -> Numbers:
-    terms = [row.rung.terms(row.problem, row.params, machine) for row in rows if row.rung.terms]
+def _by_owner(rows: Iterable[Timed]) -> dict[str, list[Timed]]:
+    """Return those that are told by terms, by the rung whose coefficients they count with."""
+    owners: dict[str, list[Timed]] = {}
+    for row in rows:
+        if row.rung.terms is not None:
+            owners.setdefault(row.rung.counts_with, []).append(row)
+    return owners
+
+
+def _fitted_one(
+    machine: Machine, own: Numbers, mine: Sequence[Timed], more: Sequence[Timed]
+) -> Numbers:
+    rows = [*mine, *more]
+    weights = np.ones(len(rows))
+    weights[len(mine) :] = min(1.0, BESIDE / max(problems_of(more), 1))
+    places = [(row, row.machine or machine) for row in rows]
+    terms = [row.rung.terms(row.problem, row.params, at) for row, at in places if row.rung.terms]
     names = sorted({name for one in terms for place in one for name in place})
     amounts = np.zeros((max(map(len, terms)), len(terms), len(names)))
     columns = {name: column for column, name in enumerate(names)}
@@ -174,7 +205,7 @@ def _fitted_one(machine: Machine, own: Numbers, rows: Sequence[Timed]) -> Number
 
     start = np.array([own[name] for name in names])
     measured = np.array([row.seconds for row in rows])
-    values = map(float, least_squares(predict, start, measured))
+    values = map(float, least_squares(predict, start, measured, weights=weights))
     found = {**own, **dict(zip(names, values, strict=True))}
     sound = all(device_model.plausible(name, value) for name, value in found.items())
     return found if sound else own
@@ -236,16 +267,21 @@ class Judged:
 
 
 def judged(
-    machine: Machine, rows: Sequence[Timed], only: str | None = None, day: str = ""
+    machine: Machine,
+    rows: Sequence[Timed],
+    only: str | None = None,
+    day: str = "",
+    beside: Iterable[Timed] = (),
 ) -> Judged:
     """Fit the model of a machine to a sample, and judge it by a quarter of the sample's products.
 
     It has the errors that it was found to have there; of a rung not measured it says nothing. Where
-    choices by the fitted coefficients lose more than by the known ones, those stay.
+    choices by the fitted coefficients lose more than by the known ones, those stay. beside: as
+    `fitted` has it.
     """
     begin, known = models.of(machine), set(compared(machine, rows))
     fit, judge = held_out(rows)
-    model = fitted(machine, begin, fit, only)
+    model = fitted(machine, begin, fit, only, beside)
 
     def by(some: DeviceModel) -> Model:
         return lambda row: modelled(machine, some, row) if row in known else math.nan

@@ -22,7 +22,7 @@ from gemmule.storage.lines import today
 from gemmule.tuning import fit
 from gemmule.tuning.operands import Place
 from gemmule.tuning.rates import measure_rates
-from gemmule.tuning.sample import LONGEST_S, PRODUCTS, Sampler, Told
+from gemmule.tuning.sample import LONGEST_S, PRODUCTS, Sampler, Told, expected
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ def make(
         path = rates.save(*names, found.model, {**rates.errors(*names), **found.errors})
         cpu.forget_machine()
     else:
-        found = fit.judged(replace(machine, model=None), rows, name, day=today())
+        plain = replace(machine, model=None)
+        others = expected(plain, models.of(plain)) if rows else ()
+        found = fit.judged(plain, rows, name, today(), others)
         path = models.save(found.model)
     forget_plans()
     return Made(found, len(rows), fit.problems_of(rows), path)

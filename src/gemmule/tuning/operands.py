@@ -27,9 +27,9 @@ from gemmule.oracle.inputs import (
     Inputs,
     among_poison,
     lay_out,
-    make_inputs,
     shapes,
 )
+from gemmule.oracle.values import quantized_values
 from gemmule.quant.matrix import QuantizedMatrix
 from gemmule.quant.stack import QuantizedStack
 from gemmule.timing.clock import Clock, HostClock
@@ -40,6 +40,7 @@ Part: TypeAlias = Frame | QuantizedMatrix | QuantizedStack
 
 # A prime, so that a matrix filled by repeating a block of this many numbers has no two rows alike.
 BLOCK = 1_000_003
+SOME_CODES = 1 << 17  # as many weights are quantised; search for the best scales takes long
 ASSUMED_CACHE_BYTES = 256 << 20
 _PLACE = 256
 
@@ -88,6 +89,10 @@ class Place:
         if not isinstance(part, Frame):
             return interop.unwrap(deepcopy(part) if copy else part, "a matrix of codes")
         return interop.unwrap(_twin(part).array if copy else part.array, "operand")
+
+    def copies(self, part: Part, count: int) -> list[Operand]:
+        """Return the part as so many operands in memory of their own, but for the first."""
+        return [self.put(part, copy=i > 0) for i in range(count)]
 
     def fetch(self, operand: Operand, frame: Frame) -> None:
         """Bring what lies around and in `operand` back into the frame, if it lies elsewhere."""
@@ -143,6 +148,47 @@ class DeviceMemory(Place):
         operand = device_arrays.from_own(there)
         self.send(part, operand)
         return operand
+
+    def copies(self, part: Part, count: int) -> list[Operand]:
+        """Return them in one block of memory, or one for each array of a quantised matrix."""
+        first = self.put(part, copy=False)
+        if isinstance(part, Frame):
+            start = self._start(first, part)
+            others = self._repeated(first.array, start, part.buffer.nbytes, count - 1)
+            return [first, *map(device_arrays.from_own, others)]
+        held = first.array
+        matrix = held.matrix if isinstance(held, QuantizedStack) else held
+        arrays = {
+            name: self._repeated(one, one.pointer, one.nbytes, count - 1)
+            for name in ("codes", "scales", "zeros", "perm")
+            if (one := getattr(matrix, name)) is not None
+        }
+        found = [first]
+        for own in zip(*arrays.values(), strict=True):
+            copy = replace(matrix, **dict(zip(arrays, own, strict=True)))
+            made = replace(held, matrix=copy) if isinstance(held, QuantizedStack) else copy
+            found.append(interop.unwrap(made, "a matrix of codes"))
+        return found
+
+    def _repeated(self, array: DeviceArray, start: int, nbytes: int, count: int) -> list[Any]:
+        """Return copies of an array and of all `nbytes` around it, from `start` on.
+
+        They lie behind each other in one block: a copy is much cheaper than memory of its own.
+        """
+        if count == 0:
+            return []
+        step = -(-nbytes // _PLACE) * _PLACE
+        block = DeviceArray.empty((count * step + _PLACE,), "uint8", self.ordinal)
+        first = block.pointer + (start - block.pointer) % _PLACE
+        driver.copy(first, start, nbytes, self.ordinal, 0)
+        made = 1
+        while made < count:
+            more = min(made, count - made)
+            driver.copy(first + made * step, first, more * step, self.ordinal, 0)
+            made += more
+        form = array.shape, array.strides, array.dtype, self.ordinal, block
+        inside = first + array.pointer - start
+        return [DeviceArray(inside + i * step, *form) for i in range(count)]
 
     def fetch(self, operand: Operand, frame: Frame) -> None:
         """Copy the whole buffer around the operand into the frame."""
@@ -202,16 +248,49 @@ def random_operands(problem: Problem, seed: int) -> Host:
     if problem.op == "grouped":
         sizes = rng.multinomial(problem.m, np.full(problem.batch, 1 / problem.batch))
         ends = among_poison(np.cumsum(sizes).astype(np.int32))
-    if problem.quant is not None:
-        return replace(of_inputs(make_inputs(problem, "normal", seed)), ends=ends)
     shape_a, shape_b, shape_out = shapes(problem)
-    a = lay_out(shape_a, problem, "a", "contiguous")
-    b = lay_out(shape_b, problem, "b", "contiguous")
     out = lay_out(shape_out, problem, "out", "contiguous")
-    for frame, name in ((a, problem.a), (b, problem.b)):
-        block = _random(rng, name, min(BLOCK, frame.array.size))
-        frame.array[...] = np.resize(block, frame.array.shape)
-    return Host(a, b, out, ends)
+    if problem.op == "grouped" and problem.quant is not None:
+        stack = QuantizedStack.from_matrix(_codes(_turned(problem), rng), problem.batch)
+        return Host(_floats(problem, "a", shape_a, rng), stack, out, ends)
+    coded = problem.quant is not None
+    a = _codes(problem, rng) if coded else _floats(problem, "a", shape_a, rng)
+    return Host(a, _floats(problem, "b", shape_b, rng), out, ends)
+
+
+def _floats(problem: Problem, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Frame:
+    """Return an operand of random numbers, ``a`` or ``b``, packed."""
+    frame = lay_out(shape, problem, name, "contiguous")
+    block = _random(rng, getattr(problem, name), min(BLOCK, frame.array.size))
+    frame.array[...] = np.resize(block, frame.array.shape)
+    return frame
+
+
+def _turned(problem: Problem) -> Problem:
+    """Return the product whose matrix A has the columns of all experts as its rows."""
+    rows = problem.batch * problem.n
+    return replace(problem, op="matmul", m=rows, n=1, batch=1, a=problem.b, b=problem.a)
+
+
+def _codes(problem: Problem, rng: np.random.Generator) -> QuantizedMatrix:
+    """Return a matrix of random codes; of a large one the first rows are repeated."""
+    spec, side = problem.codes, "m"
+    sides = problem.reduction, problem.m
+    stored, columns = sides if spec.transposed else sides[::-1]
+    count = min(stored, SOME_CODES // max(columns, 1) | 1)  # odd, as no tile is
+    if spec.transposed:
+        side = "n" if problem.op == "matvec" else "k"
+    some: dict[str, Any] = {"quant": replace(spec, layout="row"), side: count}
+    few = replace(problem, **some)
+    made, _, _ = quantized_values(rng, few, "normal", (few.reduction, 1))
+    rows = np.arange(stored) % max(count, 1)
+    parts = {"codes": made.codes[rows], "stored_shape": (stored, columns)}
+    for name in ("scales", "zeros"):
+        part = getattr(made, name)
+        if part is not None and spec.group_size is not None:
+            parts[name] = part[rows]
+    whole = replace(made, **parts)
+    return whole if spec.layout == "row" else whole.to(layout=spec.layout)
 
 
 def _random(rng: np.random.Generator, name: str, count: int) -> Array:

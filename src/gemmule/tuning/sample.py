@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from gemmule import backends
-from gemmule.backends.cuda.starter import kernels
+from gemmule.backends.cuda import starter
 from gemmule.choose import eligible
+from gemmule.core.device_model import DeviceModel
 from gemmule.core.problem import (
     BYTES,
     FLOAT4,
@@ -43,28 +43,31 @@ from gemmule.storage import lines, models
 from gemmule.storage.sources import rung_digest
 from gemmule.storage.tuned import problem_of
 from gemmule.timing.clock import Entry
+from gemmule.tuning.compiling import Compilers, Kernels
 from gemmule.tuning.fit import Timed
 from gemmule.tuning.operands import Place, place_of
 from gemmule.tuning.outcomes import Candidate, Failure, same
 from gemmule.tuning.session import Session
 from gemmule.tuning.space import HOPELESS, candidates
+from gemmule.tuning.trials import smaller
 from gemmule.tuning.tuner import MOST_DISTURBED, disturbed
 
 Told: TypeAlias = Callable[[str, int, int], None]
 
 SCHEMA = 1
+OTHERS, OTHERS_WAYS, OTHERS_SEED = 300, 24, 1 << 41  # products that a model tells of beside
 WAYS = 8  # of each product
 BLOCKS = 3
-AHEAD = 12  # products whose kernels are compiled while one is measured
+AHEAD = 48  # products whose kernels are compiled while one is measured
 LONGEST_SIDE = 17  # by its logarithm to base 2
 MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # random numbers come from the host
 MOST_FLOPS = {"cpu": 500 << 25, "cuda": 500 << 30}
-SECONDS = {"cpu": 0.05, "cuda": 0.06}  # of timing a way
-MOST_SETS = {"cpu": 256, "cuda": 4096}  # of operands; more of small ones take longer than times
+SECONDS = {"cpu": 0.05, "cuda": 0.02}  # of timing a way
+MOST_SETS = {"cpu": 256, "cuda": 1024}  # of operands; more of small ones take longer than times
 MOST_COPIED = {"cpu": 1 << 26, "cuda": 1 << 40}  # bytes of all sets: fresh pages take longer still
 PRODUCTS = {"cpu": 24, "cuda": 200}
 # No product, and no further way of one, begins later, unless so many are asked for; rates count.
-LONGEST_S = {"cpu": 2.8, "cuda": math.inf}
+LONGEST_S = {"cpu": 2.8, "cuda": 240.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,23 @@ def _of_codes(rng: random.Random, backend: str, m: int, n: int) -> Problem:
     return make_problem(op, *sizes, (codes, x, x), quant=spec, layout_b=layout_b)
 
 
+def expected(machine: Machine, model: DeviceModel) -> Iterator[Timed]:
+    """Yield what a model expects of products of no sample, by the quickest ways.
+
+    A fit to few products is held by them at sizes that these have not met.
+    """
+    here = replace(machine, model=model)
+    for problem in itertools.islice(draw(machine.backend, OTHERS_SEED), OTHERS):
+        ways = []
+        for rung in all_rungs(machine.backend):
+            if rung.seconds is None or rung.refusal(problem) or not eligible(rung, problem):
+                continue
+            compared = rung.space(problem) if rung.choices is None else rung.choices(problem, here)
+            for params in compared:
+                ways.append(Timed(problem, rung, params, rung.seconds(problem, params, here)))
+        yield from sorted(ways, key=lambda way: way.seconds)[:OTHERS_WAYS]
+
+
 def path_of(machine: Machine) -> Path:
     """Return the file of a device's sample, beside its model."""
     return models.path_of(machine.name, machine.arch, machine.units).with_suffix(".jsonl")
@@ -246,7 +266,6 @@ class Sampler:
         end = time.monotonic() + longest_s
         known = {_key(way.problem, way.folder, way.rung, way.params) for way, _ in self.rows}
         waiting: deque[tuple[int, Problem, list[Candidate], list[Future[None]]]] = deque()
-        pool = ThreadPoolExecutor(os.cpu_count() or 1)
 
         def begun() -> Iterator[tuple[int, Problem, list[Candidate], list[Future[None]]]]:
             for index, problem in enumerate(problems):
@@ -255,11 +274,11 @@ class Sampler:
                     for one in self._ways(problem, only)
                     if _key(problem, one.rung.folder, one.rung.name, one.params) not in known
                 ]
-                compiled = [pool.submit(self._compile, problem, one) for one in missing]
-                yield index, problem, missing, compiled
+                needed = (kernels for one in missing for kernels in self._kernels(problem, one))
+                yield index, problem, missing, [compilers.ask(one) for one in needed]
 
         coming = begun()
-        try:
+        with Compilers() as compilers:
             while not self.lost:
                 waiting.extend(itertools.islice(coming, AHEAD - len(waiting)))
                 if not waiting:
@@ -269,15 +288,17 @@ class Sampler:
                 if missing and time.monotonic() < end:
                     wait(compiled)
                     self._keep(problem, missing, end)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _compile(self, problem: Problem, way: Candidate) -> None:
-        """Compile a way's kernels ahead; what goes wrong is met again when it is measured."""
+    def _kernels(self, problem: Problem, way: Candidate) -> Iterator[Kernels]:
+        """Yield what a way compiles, at its own size and at that which it is verified at.
+
+        What goes wrong here is met again when it is measured.
+        """
         if isinstance(way.rung, CudaRung):
-            with contextlib.suppress(Exception):
-                steps = way.rung.steps(problem, way.params, self.machine)
-                kernels(way.rung, steps, self.machine.arch)
+            for one in (problem, smaller(problem)):
+                with contextlib.suppress(Exception):
+                    steps = way.rung.steps(one, way.params, self.machine)
+                    yield starter.compiled_by(way.rung, steps, self.machine.arch)
 
     def _ways(self, problem: Problem, only: str | None) -> list[Candidate]:
         """Return what to measure of a product: each rung's own choice, then others on a GPU.

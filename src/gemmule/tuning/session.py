@@ -66,7 +66,7 @@ class Session:
         count = min(self.turn.sets, most_sets)
         self.cold = self.turn.cold and count == self.turn.sets
         self._out = host.out
-        self.sets = [put_all(place, host, copy=i > 0) for i in range(count)]
+        self.sets = list(zip(*(place.copies(part, count) for part in host.parts()), strict=True))
         # One call of the baseline, once it is admitted: on the smaller problem, at full size, and
         # on the clock.
         self._small_s = self._whole_s = self._first_s = math.inf

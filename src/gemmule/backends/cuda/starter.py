@@ -209,9 +209,17 @@ def run(source: Path, step: Step, packed: bytes, ordinal: int, stream: int) -> N
 
 def kernels(rung: CudaRung, steps: tuple[Step, ...], arch: str) -> nvrtc.Module:
     """Return the compiled module that holds every kernel of `steps`."""
+    source, names, _, defines = compiled_by(rung, steps, arch)
+    return nvrtc.compile_file(Path(source), names, arch, defines)
+
+
+def compiled_by(
+    rung: CudaRung, steps: tuple[Step, ...], arch: str
+) -> tuple[str, tuple[str, ...], str, tuple[str, ...]]:
+    """Return the source, the kernels, the architecture and the macros of a module of `steps`."""
     defines = tuple(dict.fromkeys(d for step in steps for d in step.defines))
     names = tuple(dict.fromkeys(step.kernel for step in steps))
-    return nvrtc.compile_file(rung.source_path, names, arch, defines)
+    return str(rung.source_path), names, arch, defines
 
 
 def made_of(rung: Rung) -> str:

@@ -17,7 +17,6 @@ the memory, and the L2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from gemmule.core.device_model import Terms
 from gemmule.core.problem import Problem
@@ -115,12 +114,6 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     return rounds(problem, machine, shape, tile, more, {}, {}, {}, loaded)
 
 
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take the narrowest tile that holds the shorter side, where that has 64 or fewer."""
-    narrow = min(problem.m, problem.n)
-    return (p for p in RUNG.space(problem) if _size(p)[1] >= min(narrow, 64))
-
-
 RUNG = CudaRung(
     title="Split reduction",
     idea="The blocks of a cluster each sum a part of the reduction, and send each other sums.",
@@ -150,5 +143,5 @@ RUNG = CudaRung(
     batched=True,
     steps=_steps,
     **half_tiles.COMMON,
-    **modelled("matmul/wgmma_split", _terms, _choices),
+    **modelled("matmul/wgmma_split", _terms),
 )

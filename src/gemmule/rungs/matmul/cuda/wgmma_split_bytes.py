@@ -10,7 +10,6 @@ exact. Both operands lie along the sum, as weights and activations do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from gemmule.core.device_model import Terms
@@ -25,7 +24,6 @@ from gemmule.rungs.matmul.cuda import wgmma_float8, wgmma_int8
 
 HEIGHT, DEEP, THREADS = 64, 2, 160  # as in the kernel
 ROOM = 113 * 1024 - 1024  # bytes of shared memory of one of two blocks
-MOST_NARROW = 128  # rows or columns, from which on larger tiles read less
 LINE = 128  # bytes of a line of a tile, as many steps
 
 
@@ -80,16 +78,6 @@ def _terms(problem: Problem, params: Params, machine: Machine) -> Terms:
     return rounds(problem, machine, shape, str(width), more)
 
 
-def _choices(problem: Problem, machine: Machine) -> Iterable[Params]:
-    """Take the narrowest tile that holds the shorter side; none where larger tiles read less."""
-    narrow = min(problem.m, problem.n)
-    return (
-        params
-        for params in RUNG.space(problem)
-        if narrow <= MOST_NARROW and params["width"] >= min(narrow, 64)
-    )
-
-
 RUNG = CudaRung(
     title="Split bytes",
     idea="Few rows by bytes in tiles of 64 rows, two blocks a multiprocessor.",
@@ -114,5 +102,5 @@ RUNG = CudaRung(
     batched=True,
     steps=_steps,
     archs=("sm_90a",),
-    **modelled("matmul/wgmma_split_bytes", _terms, _choices),
+    **modelled("matmul/wgmma_split_bytes", _terms),
 )
