@@ -124,6 +124,11 @@ def grouped(mesh: Any) -> None:
                 continue
             for given, options in ways:
                 grouped_product(mesh, (tokens, experts), (left, right), quiet, given, options)
+    whole = sample((5, 8), 1), sample((3, 8, 6), 2)
+    spread = [distribute_tensor(one, mesh, [Replicate()] * mesh.ndim) for one in whole]
+    for pair in ((whole[0], spread[1]), (spread[0], whole[1])):
+        with pytest.raises(TypeError, match="both must be DTensors of one mesh"):
+            gm.grouped_matmul(*pair, torch.tensor([1, 3, 5], dtype=torch.int32))
 
 
 def grouped_product(

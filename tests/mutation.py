@@ -595,7 +595,7 @@ class Run:
             happened = f"equivalent, {reason}"
         elif happened in ("survived", NONE_RAN) and trial.wider:
             trial.arguments, trial.wider = trial.wider, ()
-            self.waiting.append(trial)
+            self.waiting.insert(0, trial)
             return
         by = f" by {' '.join(told)}" if happened.startswith("killed") else ""
         print(f"{child.processor_s:5.1f} s {happened}: {trial.fault}{by}", flush=True)

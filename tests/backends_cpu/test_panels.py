@@ -196,6 +196,17 @@ def test_short_products_are_of_one_piece() -> None:
         assert panels.pieces(replace(choice, expected_s=60.0)) is not None
 
 
+def test_what_a_rung_refuses_is_no_panel(limit: Callable[..., None]) -> None:
+    """Not even at the edge: 37 rows by twos leave one."""
+    limit(panels, MOST_BYTES=1000, LEAST_BYTES=1)
+    A = stepped(np.random.default_rng(0), (37, 53), "int64")
+    choice = gm.plan("matvec", A, A[0]).choice
+    assert panels.sizes(choice) == (2, 53)
+    for rows in (1, 2):
+        some = replace(choice.rung, accepts_quant=lambda one, rows=rows: one.m != rows)
+        assert panels.sizes(replace(choice, rung=some)) is None
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_a_map_that_becomes_shorter_between_panels_is_refused(
     tmp_path: Path, dtype: str, small_panels: int, fault: Callable[..., Any]

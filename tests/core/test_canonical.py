@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmule.arrays.interop import unwrap
-from gemmule.core.canonical import Call, Options, canonical
+from gemmule.core.canonical import DEFAULT, Call, Options, canonical
 from gemmule.core.operand import Form, View, alignment_of, c_strides, vector_alignment
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.problems import random_case
@@ -287,3 +287,10 @@ def test_a_batch_that_lies_backwards_is_aligned_to_its_elements() -> None:
     for a, b in ((form, forwards), (forwards, form)):
         assert canonical("matmul", a, b, None, Options()).problem.alignment == 2
     assert canonical("matmul", forwards, forwards, None, Options()).problem.alignment == 16
+
+
+def test_who_names_no_option_asks_for_none() -> None:
+    """Each of these keeps a library's or a rounding rung from products that did not ask for it."""
+    asked = DEFAULT.batch_invariant, DEFAULT.literal, DEFAULT.scaled, DEFAULT.exact
+    assert asked == (False,) * 4
+    assert (DEFAULT.out_dtype, DEFAULT.accumulate, DEFAULT.rung) == (None,) * 3

@@ -11,6 +11,8 @@ import pytest
 from children import printed
 from gemmule.core import registry
 from gemmule.core import rung as rung_module
+from gemmule.core.caches import forget_plans, remembered
+from gemmule.core.choice import duration
 from gemmule.core.problem import DTYPES, FLOAT4_DTYPE, Problem, QuantSpec, result_dtype
 from gemmule.core.registry import LADDERS, all_rungs, ladder
 from gemmule.core.rung import (
@@ -210,3 +212,16 @@ def test_experts_that_stay_exact_are_rounded_by_no_rung(bits: int, dtype: str) -
     rounding = [one for one in taken if one.arithmetic(problem).inputs == dtype]
     assert rounding
     assert {one for one in taken if one.mismatch(exact) is None} == {*taken} - {*rounding}
+
+
+def test_a_time_has_the_unit_in_which_it_is_rounded() -> None:
+    seconds = 1e-7, 9.9994e-4, 9.9996e-4, 0.99994, 0.99996
+    assert [*map(duration, seconds)] == ["0.1 us", "999.9 us", "1.0 ms", "999.9 ms", "1.0 s"]
+
+
+def test_what_is_remembered_is_bounded_as_asked_for() -> None:
+    square = remembered(3)(lambda number: number**2)
+    assert [square(i) for i in range(5)] == [0, 1, 4, 9, 16]
+    assert square.cache_info()[2:] == (3, 3)
+    forget_plans()
+    assert square.cache_info().currsize == 0

@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 import gemmule as gm
+from gemmule.arrays.interop import unwrap
 from gemmule.backends.cuda import driver
 from gemmule.core.operand import c_strides
 from gemmule.core.problem import numpy_dtype
-from gemmule.outofcore import buffers, engine, feeder, products, schedule, staging, upload
+from gemmule.outofcore import buffers, engine, feeder, products, schedule, sources, staging, upload
 from gemmule.outofcore.pieces import Transfer, pieces
 from gemmule.outofcore.schedule import Sizes, Tiling
 from gemmule.outofcore.tiling import Demand, chosen
@@ -60,6 +61,16 @@ def laid(values: Array, how: str) -> Array:
     wide = np.zeros([2 * size for size in values.shape], values.dtype)
     wide[tuple(slice(None, None, 2) for _ in values.shape)] = values
     return wide[tuple(slice(None, None, 2) for _ in values.shape)]
+
+
+@pytest.mark.usefixtures("small")
+def test_lines_are_read_as_they_lie() -> None:
+    """The order decides how many bytes lie side by side, not what the product is."""
+    wide, tall = np.zeros((4, 6)), np.zeros((6, 4))
+    for A, columns in ((wide, False), (tall, False), (wide.T, True), (wide[::-1], False)):
+        assert sources.Dense.of(unwrap(A, "A"), 0).column_major is columns
+    for column, as_column in ((np.zeros((5, 1)), False), (np.zeros(5), True)):
+        assert sources.Dense.of(unwrap(column, "x"), 0, as_column=as_column).column_major
 
 
 PRODUCTS = [

@@ -116,6 +116,9 @@ def test_a_piece_is_bounded_and_whole_tiles() -> None:
         assert by_library.workspace(one) <= by_library.MOST_BYTES + 256
         pieces = list(by_library.products(one, proofs.packed_call(one)))
         assert sum(dense.m for _, _, dense, _ in pieces) == m
+        told = RUNG.spec(one, proofs.packed_call(one)).parts
+        assert [part.first for part in told] == [first for first, *_ in pieces]
+        assert len({part.packed for part in told}) == len(pieces)
 
 
 @pytest.mark.parametrize("arch", LISTED)

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import multiprocessing
+import re
 import threading
 
 import pytest
@@ -87,7 +88,7 @@ def test_busy_machine_is_flagged() -> None:
 
 
 @pytest.mark.parametrize("cut", [(), (0,), (1,), (0, 1)])
-def test_a_page_of_several_files_says_that_one_was_cut_off(tmp_path, cut) -> None:
+def test_a_page_of_several_files_says_that_one_was_cut_off(tmp_path, cut, capsys) -> None:
     from gemmule_lab.cli import run
 
     files = [tmp_path / f"{number}.jsonl" for number in range(2)]
@@ -99,6 +100,8 @@ def test_a_page_of_several_files_says_that_one_was_cut_off(tmp_path, cut) -> Non
     page = tmp_path / "page.html"
     assert run(["report", *map(str, files), "-o", str(page)]) == 0
     assert ("was cut off" in page.read_text()) == bool(cut)
+    assert run(["report", *map(str, files)]) == 0
+    assert {"CPU 0", "CPU 1"} <= set(re.findall(r"CPU \d", capsys.readouterr().out))
 
 
 def test_torn_last_line_is_overlooked_then_dropped(tmp_path) -> None:
