@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 from gemmule.api import asarray, gemm, gemv, grouped_matmul, matmul, matvec, plan, vecmat
 from gemmule.arrays.prepared import PreparedMatrix
 from gemmule.arrays.preparing import prepare
-from gemmule.core import interpreter
 from gemmule.core.epilogue import Epilogue
+from gemmule.core.interpreter import UNTRIED, is_free_threaded
 from gemmule.core.registry import ladder
 from gemmule.errors import CompileError, DeviceError, GemmuleWarning
 from gemmule.plan import Plan
@@ -41,7 +43,8 @@ __all__ = [
 ]
 
 
-interpreter.tell()
+if is_free_threaded():
+    warnings.warn(UNTRIED, GemmuleWarning, stacklevel=2)
 
 
 def __dir__() -> list[str]:

@@ -304,11 +304,11 @@ def _panels_kernel(pieces: int) -> Kernel:
         terms: int,
     ) -> Any:
         count, lie = (terms + STEP_TERMS - 1) // STEP_TERMS, (source, line_step, term_step, lines)
-        inner = groups if line_step < term_step else count
-        for i in range(groups * count):
-            outer, within = i // inner, i % inner
-            group, step = (within, outer) if line_step < term_step else (outer, within)
-            one(group, places, *lie, packed, noted, terms, step)
+        outer, inner = (count, groups) if line_step < term_step else (groups, count)
+        for i in range(outer):
+            for j in range(inner):
+                group, step = (j, i) if line_step < term_step else (i, j)
+                one(group, places, *lie, packed, noted, terms, step)
         least, most = 1 << 16, 0
         for group in range(groups):
             low, high = extremes(noted + group * EXTREMES_BYTES)
