@@ -39,8 +39,9 @@ from gemmule.tuning.fit import Timed
 ROOT = Path(__file__).parents[1]
 WORST = 10
 NAMED = "named"  # what the products of bars are marked with: always fitted to, judged apart
-# Kernels of two have changed since the sample was taken; the third was given bytes that are no
-# numbers, for which it has a slow way.
+LATEST = "measured_sample"  # by `gemmule tune --device-model` itself, of present kernels
+# Of other files: kernels of two have changed since; the third was given bytes that are no numbers,
+# for which it has a slow way.
 UNSOUND = ("grouped/streamed_codes", "grouped/wgmma_codes", "matmul/complex_parts")
 
 
@@ -55,15 +56,15 @@ class Sample:
 def sample(folder: Path) -> Sample:
     """Return what a folder tells: every way of every product, by the median of its times."""
     rungs = {f"{rung.folder}/{rung.name}": rung for rung in all_rungs("cuda")}
-    rungs = {name: rung for name, rung in rungs.items() if name not in UNSOUND}
     found = Sample([], [])
     for path in sorted(folder.glob("measured_*.jsonl.xz")):
+        unsound = () if path.name.startswith(LATEST) else UNSOUND
         with lzma.open(path, "rt", encoding="utf-8") as rows:
             for row in map(json.loads, rows):
                 problem = decode(Problem, row["problem"], "a problem")
                 into = found.named if row.get("drawn") == NAMED else found.drawn
                 for way in row["ways"]:
-                    if way["rung"] in rungs and way["seconds"]:
+                    if way["rung"] in rungs and way["rung"] not in unsound and way["seconds"]:
                         seconds = statistics.median(way["seconds"])
                         into.append(Timed(problem, rungs[way["rung"]], way["params"], seconds))
     return found

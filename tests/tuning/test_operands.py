@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,11 @@ def test_copies_hold_the_same_at_like_addresses(op: str, own_cache: Path) -> Non
     problem = next((one for one in OF_CODES if one.op == op), FLOATS)
     with emulated():
         check_copies(random_operands(problem, 1))
+
+
+def test_operands_begin_as_allocators_have_it_unless_the_problem_says_worse() -> None:
+    odd = make_problem("matmul", 64, 9, 64, ("float32",) * 3)  # 4 bytes by its strides alone
+    for problem, begins in ((odd, {0}), (replace(odd, n=64, alignment=4), {4})):
+        assert problem.alignment == 4
+        found = (part.array for part in random_operands(problem, 1).parts())
+        assert {one.__array_interface__["data"][0] % 64 for one in found} == begins

@@ -27,6 +27,7 @@ from gemmule.oracle.inputs import (
     Inputs,
     among_poison,
     lay_out,
+    natural_alignment,
     shapes,
 )
 from gemmule.oracle.values import quantized_values
@@ -249,7 +250,7 @@ def random_operands(problem: Problem, seed: int) -> Host:
         sizes = rng.multinomial(problem.m, np.full(problem.batch, 1 / problem.batch))
         ends = among_poison(np.cumsum(sizes).astype(np.int32))
     shape_a, shape_b, shape_out = shapes(problem)
-    out = lay_out(shape_out, problem, "out", "contiguous")
+    out = _packed(shape_out, problem, "out")
     if problem.op == "grouped" and problem.quant is not None:
         stack = QuantizedStack.from_matrix(_codes(_turned(problem), rng), problem.batch)
         return Host(_floats(problem, "a", shape_a, rng), stack, out, ends)
@@ -260,10 +261,24 @@ def random_operands(problem: Problem, seed: int) -> Host:
 
 def _floats(problem: Problem, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Frame:
     """Return an operand of random numbers, ``a`` or ``b``, packed."""
-    frame = lay_out(shape, problem, name, "contiguous")
+    frame = _packed(shape, problem, name)
     block = _random(rng, getattr(problem, name), min(BLOCK, frame.array.size))
     frame.array[...] = np.resize(block, frame.array.shape)
     return frame
+
+
+def _packed(shape: tuple[int, ...], problem: Problem, name: str) -> Frame:
+    """Return an array that begins as those of allocators do, at a multiple of 64 bytes.
+
+    Unless its problem is aligned worse than its strides are: then where it begins is what is so.
+    """
+    frame = lay_out(shape, problem, name, "contiguous")
+    if problem.alignment < natural_alignment(problem):
+        return frame
+    array, start = frame.array, _address(frame.array)
+    begin = start - start % 64 - _address(frame.buffer)
+    moved: Array = np.ndarray(array.shape, array.dtype, frame.buffer, begin, array.strides)
+    return Frame(frame.buffer, moved, frame.pattern)
 
 
 def _turned(problem: Problem) -> Problem:
