@@ -114,6 +114,8 @@ def test_tensors_of_pytorch() -> None:
     assert torch.equal(A @ prepared, gm.matmul(A, B.float()))
     assert gm.prepare(B).dtype == "bfloat16"
     assert gm.matmul(A.to(torch.bfloat16), gm.prepare(B)).dtype == torch.bfloat16
+    with pytest.raises(TypeError, match="add"):  # and is no tensor to PyTorch's other functions
+        torch.add(A, prepared)
     with pytest.raises(ValueError, match="no gradient"):
         gm.matmul(A.requires_grad_(), prepared)
     with torch.no_grad():

@@ -12,6 +12,7 @@ import pytest
 from gemmule.arrays.interop import unwrap
 from gemmule.core.canonical import DEFAULT, Call, Options, canonical
 from gemmule.core.operand import Form, View, alignment_of, c_strides, vector_alignment
+from gemmule.core.problem import QuantSpec
 from gemmule.oracle.inputs import make_inputs
 from gemmule.oracle.problems import random_case
 from operand_shapes import CASES
@@ -294,3 +295,13 @@ def test_who_names_no_option_asks_for_none() -> None:
     asked = DEFAULT.batch_invariant, DEFAULT.literal, DEFAULT.scaled, DEFAULT.exact
     assert asked == (False,) * 4
     assert (DEFAULT.out_dtype, DEFAULT.accumulate, DEFAULT.rung) == (None,) * 3
+
+
+def test_activations_may_be_asked_for_on_either_side_of_codes() -> None:
+    spec = QuantSpec(4, 64, True, "mma16", "float16", False)
+    codes = Form.packed((64, 64), "uint4")._replace(quant=spec)
+    floats, asked = Form.packed((64, 64), "float32"), Options(activations="int8")
+    for pair in ((codes, floats), (floats, codes)):
+        assert canonical("matmul", *pair, None, asked).problem.codes.activations == "int8"
+    with pytest.raises(ValueError, match="both operands are dense"):
+        canonical("matmul", floats, floats, None, asked)

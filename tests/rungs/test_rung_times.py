@@ -19,6 +19,7 @@ from gemmule.core import device_model
 from gemmule.core.problem import Problem
 from gemmule.core.registry import all_rungs
 from gemmule.core.rung import RUNGS_FOLDER, Machine, Rung
+from gemmule.rungs.vecmat.cpu import panels
 from gemmule.storage import models
 from gemmule.tuning import sample
 
@@ -163,3 +164,10 @@ def test_times_follow_the_coefficients() -> None:
     assert rung.terms is not None
     expected = rung.seconds(problem, params, replace(MACHINE, model=slower))
     assert expected == device_model.seconds(own, rung.terms(problem, params, MACHINE))
+
+
+def test_each_panel_of_columns_has_its_own_loop() -> None:
+    one = Problem("matvec", panels.WIDTHS[0], 7)
+    here = Machine("cpu", "test", "x86_64", 2, 40e9, 32 << 20)
+    times = [panels.columns_s(replace(one, m=one.m + more), here) for more in (0, 1, one.m)]
+    assert times == [times[0], 2 * times[0], 2 * times[0]]
