@@ -16,8 +16,8 @@ from gemmule.rungs.quantized.cpu.blocks.products import bind, tile_columns
 
 # Multiply-adds of the tile, codes decoded and numbers of B packed for each float32 multiply-add
 # that a core can do (a number of B 0.7 to 1.2 ns where it does 94 in one, by 16 and 112 rows of
-# codes; Xeon with AMX, busy, November 2026).
-_PER_FMA, _CODES_PER_FMA, _PACKED_PER_FMA = 0.95, 0.2, 0.014
+# codes; the tile's loop alone does 0.95; Xeons with AMX, November 2026).
+_PER_FMA, _CODES_PER_FMA, _PACKED_PER_FMA = 0.76, 0.2, 0.014
 
 
 def _suggest(problem: Problem, machine: Machine) -> Suggestion:

@@ -30,10 +30,11 @@ from gemmule.rungs.quantized.cpu.vector.rows import float_columns
 # columns of two pieces 0.87 and 1.12 times what `rounded_tiles` takes, of 8-bit codes 0.84 and
 # 1.16; of three 0.72 and 0.9, 0.87 and 0.96. 8-bit codes from memory are decoded more slowly. One
 # piece again, with numbers for the zeros that such a loop had: what further columns cost at 2048 x
-# 2048. Numbers turned into float32 and back are counted in multiply-adds.
+# 2048. Numbers turned into float32 and back are counted in multiply-adds, and those of x made ready
+# (43 where x is near; by 31 to 2969 columns, 70 products on two cores, the choice is best by 100).
 _CODES_PER_FMA = {"uint4": 0.61, "uint8": 0.23}
 _PER_FMA = {"uint4": {1: 3.0, 2: 1.85, 3: 2.0}, "uint8": {1: 2.35, 2: 1.8, 3: 1.65}}
-_CONVERTED, _ARRANGED = 10, 43
+_CONVERTED, _ARRANGED = 10, 100
 # One thread lays out what lies by columns anew: 0.9 ns a number in a cache, 2 to 3 beyond it.
 _LAID = 150
 # What `job` multiplies, 2048 x 2048 by 2 to 16 columns: 235 to 262 us, 370 to 390 of 8 bits.
