@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
 from emulated_driver import emulated
-from gemmule_lab.harness import ahead
-from gemmule_lab.harness.ahead import Compiler, call_of, prepared
+from gemmule.backends.cuda.launch import CudaBackend
+from gemmule_lab.harness.ahead import call_of, needed, prepared
 from gemmule_lab.harness.device_operands import device_sets
 from gemmule_lab.harness.products import Product
 
@@ -19,29 +18,34 @@ SOME = [Product("matvec", "int4", (300 + number, 64)) for number in range(20)]
 
 
 def test_products_keep_their_order_and_each_is_prepared_before_it_comes() -> None:
-    done: list[Product] = []
-    slow = threading.Event()
+    asked: dict[Product, Future[None]] = {}
 
-    def prepare(product: Product) -> None:
-        if product == SOME[0]:
-            slow.wait(0.05)  # others overtake it
-        done.append(product)
-        if product == SOME[3]:
-            raise ValueError("the product itself will say so")
+    def ask(product: Product) -> list[Future[None]]:
+        asked[product] = Future()
+        if len(asked) > 3:  # each is done three later, and then those behind it
+            asked[SOME[len(asked) - 4]].set_result(None)
+        if product == SOME[-1]:
+            [one.set_result(None) for one in asked.values() if not one.done()]
+        return [asked[product]]
 
     found = []
-    for product in prepared(iter(SOME), prepare, count=5):
-        assert product in done
+    for product in prepared(iter(SOME), ask, count=5):
+        assert asked[product].done()
         found.append(product)
     assert found == SOME
 
 
-def test_no_more_is_drawn_than_is_to_be_ahead_and_what_waits_is_dropped_at_the_end() -> None:
+def test_no_more_is_drawn_than_is_to_be_ahead() -> None:
     begun: list[Product] = []
-    coming = prepared(itertools.cycle(SOME), begun.append, count=3)
+
+    def ask(product: Product) -> list[Future[None]]:
+        begun.append(product)
+        return []
+
+    coming = prepared(itertools.cycle(SOME), ask, count=3)
     assert [next(coming), next(coming)] == SOME[:2]
     coming.close()
-    assert len(begun) <= 5
+    assert len(begun) == 5
 
 
 @pytest.mark.parametrize("form", ["int4 g32", "int8 g128"])
@@ -56,22 +60,20 @@ def test_a_product_to_come_is_what_its_operands_make(form: str, op: str, width: 
             del sets, plan
 
 
-def test_what_the_default_choice_runs_is_what_is_compiled(fault: Callable[..., Any]) -> None:
-    built: list[Any] = []
-
-    def kept(sound: Callable[..., Any], *given: Any) -> Any:
-        built.append(sound(*given))
-        return built[-1]
-
-    fault(ahead, "kernels", kept)
+def test_what_the_default_choice_runs_is_what_is_compiled() -> None:
     product = Product("matmul", "int4 g64 x bfloat16, scales float16", (256, 256), 3)
     with emulated(seed=1) as driver:
-        Compiler("cuda")(product)
+        ((_, kernels, arch, _),) = needed(product, CudaBackend().machine("cuda"))
         assert not driver.launches
         sets = device_sets(product, warm=True)
         plan = sets.plan()
-        ours = {
-            step.kernel for step in plan.rung.steps(plan.problem, plan.params, plan.choice.machine)
-        }
-        assert [set(one.symbols) for one in built] == [ours]
+        machine = plan.choice.machine
+        steps = plan.rung.steps(plan.problem, plan.params, machine)
+        assert (set(kernels), arch) == ({step.kernel for step in steps}, machine.arch)
         del sets, plan
+
+
+def test_what_cannot_be_chosen_asks_for_nothing() -> None:
+    with emulated(seed=1):
+        machine = replace(CudaBackend().machine("cuda"), arch="sm_10")
+        assert needed(SOME[0], machine) == []

@@ -160,10 +160,10 @@ def hunt(
 
 
 def _compiled(drawn: Iterable[Product], device: str) -> Iterator[Product]:
-    """Yield products whose kernels threads have compiled by then."""
+    """Yield products whose kernels have been compiled by then."""
     from gemmule_lab.harness import ahead
 
-    return ahead.prepared(drawn, ahead.Compiler(device))
+    return ahead.compiled(drawn, device)
 
 
 def _experts(

@@ -1,72 +1,70 @@
-"""Compile ahead: kernels of the products of codes to come, by threads, while others are measured.
+"""Compile ahead: kernels of the products of codes to come, while others are measured.
 
 A random product of codes mostly meets a kernel that was compiled before; the first hundred do not,
-and the compiler takes half a second for each. It lets go of Python's lock, so threads do.
+and the compiler takes half a second for each.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 
 from gemmule.backends.cuda.arrays import form_of
 from gemmule.backends.cuda.launch import CudaBackend
-from gemmule.backends.cuda.starter import kernels
+from gemmule.backends.cuda.starter import compiled_by
 from gemmule.choose import choose
 from gemmule.core.canonical import Call, Options, canonical
 from gemmule.core.operand import Form, c_strides
 from gemmule.core.problem import QuantSpec
-from gemmule.core.rung import CudaRung
+from gemmule.core.rung import CudaRung, Machine
 from gemmule.quant.cuda.fragment_order import LAYOUT
+from gemmule.tuning.compiling import Compilers, Kernels
 from gemmule_lab.harness.products import Product
 
 AHEAD = 96  # products
 
 
+def compiled(drawn: Iterable[Product], device: str) -> Iterator[Product]:
+    """Yield products in their order, each when processes beside have compiled its kernels."""
+    machine = CudaBackend().machine(device)
+    with Compilers() as compilers:
+        yield from prepared(drawn, lambda one: [compilers.ask(k) for k in needed(one, machine)])
+
+
 def prepared(
-    drawn: Iterable[Product], prepare: Callable[[Product], object], count: int = AHEAD
+    drawn: Iterable[Product],
+    ask: Callable[[Product], Sequence[Future[None]]],
+    count: int = AHEAD,
 ) -> Iterator[Product]:
-    """Yield products in their order, each when a thread has prepared it, so many of them ahead.
-
-    What a preparation raises is left to the product itself, which fails by the same.
-    """
-    waiting = deque[tuple[Product, Future[object]]]()
-    pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) - 1))
-    try:
-        for product in drawn:
-            waiting.append((product, pool.submit(prepare, product)))
-            if len(waiting) > count:
-                yield _first(waiting)
-        while waiting:
+    """Yield products in order, each when what was asked for it is done; `count` are ahead of it."""
+    waiting = deque[tuple[Product, Sequence[Future[None]]]]()
+    for product in drawn:
+        waiting.append((product, ask(product)))
+        if len(waiting) > count:
             yield _first(waiting)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    while waiting:
+        yield _first(waiting)
 
 
-def _first(waiting: deque[tuple[Product, Future[object]]]) -> Product:
-    product, done = waiting.popleft()
-    wait([done])
+def _first(waiting: deque[tuple[Product, Sequence[Future[None]]]]) -> Product:
+    product, asked = waiting.popleft()
+    wait(asked)
     return product
 
 
-class Compiler:
-    """Compiles what the default choice for a product of codes runs on a device, once for all."""
+def needed(product: Product, machine: Machine) -> list[Kernels]:
+    """Return what the default choice for a product of codes compiles; nothing where none is made.
 
-    def __init__(self, device: str) -> None:
-        self._machine = CudaBackend().machine(device)
-        self._one_at_a_time = defaultdict[object, threading.Lock](threading.Lock)
-
-    def __call__(self, product: Product) -> None:
-        """Compile the product's kernels; raises as making its plan would."""
-        choice = choose(call_of(product), self._machine)
-        if not isinstance(choice.rung, CudaRung):
-            return
-        steps = choice.rung.steps(choice.problem, choice.params, choice.machine)
-        with self._one_at_a_time[(choice.rung, *(step.kernel for step in steps))]:
-            kernels(choice.rung, steps, choice.machine.arch)
+    The product itself will say what is wrong with it.
+    """
+    with contextlib.suppress(ValueError, TypeError, RuntimeError):
+        choice = choose(call_of(product), machine)
+        if isinstance(choice.rung, CudaRung):
+            steps = choice.rung.steps(choice.problem, choice.params, choice.machine)
+            return [compiled_by(choice.rung, steps, choice.machine.arch)]
+    return []
 
 
 def call_of(product: Product) -> Call:

@@ -66,9 +66,7 @@ class Bench(ABC):
 
     backend: ClassVar[str]
     prefix: ClassVar[str] = ""
-    brief: ClassVar[Budget | None] = (
-        None  # of a first look at one of many products, where that pays
-    )
+    brief: ClassVar[Budget | None] = None  # of a first look at each of many, where that pays
     clock: Clock
     peers: Sequence[Peer] = ()
 
