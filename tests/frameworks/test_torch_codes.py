@@ -65,6 +65,12 @@ def test_every_derivative_of_codes_is_that_of_the_matrix(name: str) -> None:
     close(torch.func.jacrev(function)(x), dense)
     square = torch.func.hessian(lambda x: function(x).square().sum())
     close(square(x), 2 * dense.T @ dense)
+    _, back = torch.func.vjp(function, x)
+    close(back(torch.ones(5))[0], dense.sum(0))
+    if "layer" in name or "bias" in name:  # products of a matrix itself take no such batch
+        leaf = x.clone().requires_grad_()
+        own = torch.autograd.grad(function(leaf), leaf, torch.eye(5), is_grads_batched=True)
+        close(own[0], dense)
     X = torch.randn(3, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # PyTorch says so where it loops over a batch

@@ -27,6 +27,7 @@ _SCHEMA = (
     "Tensor? bias=None) -> Tensor"
 )
 _Tensor, _wants_gradients = torch.Tensor, torch.is_grad_enabled
+_C = torch._C._functorch
 
 
 def again(parts: Any, bias: Any, x: Any) -> torch.Tensor | None:
@@ -221,11 +222,20 @@ def _gradients(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None
     if grad is None:
         return None, None
     if ctx.needs_input_grad[0]:
-        multiply: Any = _multiply if handled() or grad.requires_grad else run
-        back = multiply(grad, *ctx.saved_tensors, *ctx.form, not ctx.transposed)
+        saved = ctx.saved_tensors
+        known = handled() or grad.requires_grad or any(map(_stands_for_others, (grad, *saved)))
+        multiply: Any = _multiply if known else run
+        back = multiply(grad, *saved, *ctx.form, not ctx.transposed)
     if ctx.of_bias is not None and ctx.needs_input_grad[-1]:
         of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.of_bias)
     return back, of_bias
+
+
+def _stands_for_others(tensor: torch.Tensor | None) -> bool:
+    """Tell whether a tensor is one of torch.func, which may be over, or of a batch of gradients."""
+    if tensor is None:
+        return False
+    return bool(_C.is_functorch_wrapped_tensor(tensor) or _C.is_legacy_batchedtensor(tensor))
 
 
 def _refuse_scales(wanted: Any) -> None:
